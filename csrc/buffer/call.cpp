@@ -1,0 +1,52 @@
+#include "buffer/call.hpp"
+
+namespace ep::buffer {
+namespace {
+
+uint32_t acquire(const uint32_t& word) {
+  return std::atomic_ref<uint32_t>(const_cast<uint32_t&>(word)).load(std::memory_order_acquire);
+}
+
+}  // namespace
+
+bool Call::done() const { return acquire(ticket.done) != 0; }
+
+bool Call::counts_known() const { return acquire(ticket.counts_ready) != 0 || done(); }
+
+void Call::finish() {
+  if (ticket.fault.cause == layout::Cause::kNone) {
+    if (kind_ == layout::OpKind::kDispatch) core_->num_dispatches.fetch_add(1);
+    if (kind_ == layout::OpKind::kCombine) core_->num_combines.fetch_add(1);
+  }
+  if (ticket.fault.cause != layout::Cause::kNone && ticket.fault.cause != layout::Cause::kBroken) {
+    core_->num_faults.fetch_add(1);
+    if (ticket.fault.needs_resync != 0) core_->needs_resync.store(true);
+    // Peers may still write into what this call left half done, until they have entered the next one.
+    for (const auto& block : blocks) block->set_usable_from(ticket.sequence + 2);
+  }
+  keep.clear();
+  blocks.clear();
+}
+
+bool Call::has_unraised() const {
+  if (!done() || raised_.load()) return false;
+  if (own_refusal_ != layout::Cause::kNone && ticket.fault.cause == own_refusal_ && ticket.fault.from_peer == 0) {
+    return false;
+  }
+  return ticket.fault.cause != layout::Cause::kNone || ticket.bad_ids.cause != layout::Cause::kNone;
+}
+
+void Call::raise() {
+  if (!has_unraised() || raised_.exchange(true)) return;
+  if (ticket.fault.cause == layout::Cause::kNone) throw_fault(*core_, kind_, ticket.sequence, ticket.bad_ids);
+  if (ticket.fault.needs_resync != 0) core_->needs_resync.store(true);
+  throw_fault(*core_, kind_, ticket.sequence, ticket.fault);
+}
+
+void Call::raise_now() {
+  const layout::Cause cause = ticket.fault.cause;
+  if (cause == layout::Cause::kNone || (cause == layout::Cause::kTooManyRows && defers_capacity)) return;
+  raise();
+}
+
+}  // namespace ep::buffer

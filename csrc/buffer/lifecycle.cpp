@@ -1,0 +1,117 @@
+// abort, resync, close.
+#include <algorithm>
+#include <cstring>
+
+#include "buffer/buffer_impl.hpp"
+#include "common/text.hpp"
+#include "ep/error.hpp"
+#include "kernels/params.hpp"
+
+namespace ep {
+
+using buffer::Call;
+using layout::Cause;
+using layout::OpKind;
+
+namespace {
+
+constexpr double kClosePatience = 2.0;  // seconds; the windows stay mapped beyond it, so it bounds nothing but manners
+
+// Peers may read while a second abort writes: byte by byte, so that it is no data race.
+void write_reason(layout::WindowHeader& header, std::string_view reason) {
+  const auto size = static_cast<uint32_t>(std::min<size_t>(reason.size(), layout::kMaxReasonBytes));
+  for (uint32_t i = 0; i < size; ++i) std::atomic_ref(header.reason[i]).store(reason[i], std::memory_order_relaxed);
+  std::atomic_ref(header.reason_bytes).store(size, std::memory_order_release);
+}
+
+}  // namespace
+
+// Ends the waits of a call in flight, and with it its turn.
+void BufferImpl::set_abort(Cause cause) {
+  std::atomic_ref(core_->state.abort).store(static_cast<uint32_t>(cause), std::memory_order_release);
+  device::ring(core_->header(settings().rank).doorbell);
+}
+
+BufferImpl::CallPtr BufferImpl::spend_abort() {
+  const CallPtr call = std::make_shared<Call>(core_, OpKind::kNone);
+  kernels::RefuseParams params{};
+  params.entry = entry_params(call);
+  params.only_if_aborted = true;
+  Launch launch;
+  launch.stream = comm_stream_;
+  queue_kernel(launch, {.op = kernels::KernelOp::kRefuse}, params);
+  const Event event = queue_end(launch, call);
+  event.impl()->wait(device::kNoDeadline, {});  // it waits for nobody but a drain, within the timeout
+  if (call->ticket.sequence != 0) return call;
+  --next_sequence_;
+  unfinished_.pop_back();
+  return nullptr;
+}
+
+void BufferImpl::abort(std::string_view reason) {
+  if (closed_ || getpid() != pid_) return;
+  write_reason(core_->header(settings().rank), reason);
+  set_abort(Cause::kAborted);
+  const auto turn = turns_->take({});
+  if (!core_->needs_resync) spend_abort();
+}
+
+uint64_t BufferImpl::resync() {
+  if (closed_ || getpid() != pid_) throw Error("the buffer is closed");
+  const auto turn = turns_->take(settings().config.interrupt);
+  if (last_event_.impl()) last_event_.impl()->wait(device::kNoDeadline, {});  // bounded by its operations' deadlines
+  kernels::DeviceState& state = core_->state;
+  std::vector<uint32_t> lost;
+  for (uint32_t r = 0; r < settings().num_ranks; ++r) {
+    const uint32_t word = std::atomic_ref(state.lost_mask[r / 32]).load(std::memory_order_acquire);
+    if ((word >> (r % 32) & 1) != 0) lost.push_back(r);
+  }
+  if (!lost.empty()) throw PeerLost(str("resync: rank ", lost.front(), " is gone; make a new buffer without it"), lost);
+  // Whoever takes part has left its kernels: after the exchange no late store can reach reused memory.
+  struct Progress {
+    uint64_t next, completed;
+  } const mine{state.sequence, core_->header(settings().rank).completed};
+  const auto all = group_->all_gather(std::as_bytes(std::span(&mine, 1)), timeout_s());
+  uint64_t next = 0, completed = ~uint64_t{0};
+  for (const auto& bytes : all) {
+    Progress theirs{};
+    if (bytes.size() != sizeof theirs) throw Desync("resync: a peer is in another collective", "kind of operation", 0, 0, 0);
+    std::memcpy(&theirs, bytes.data(), sizeof theirs);
+    next = std::max(next, theirs.next);
+    completed = std::min(completed, theirs.completed);
+  }
+  state.sequence = state.first_sequence = next_sequence_ = next;
+  state.drain = 0;
+  state.broken = Cause::kNone;
+  std::atomic_ref(state.abort).store(0, std::memory_order_relaxed);
+  core_->arena->forget_operations();
+  core_->needs_resync = false;
+  unfinished_.clear();
+  return completed;
+}
+
+void BufferImpl::close() noexcept {
+  if (closed_.exchange(true) || !core_) return;
+  if (getpid() != pid_) {  // the parent's threads do not exist here: leave everything as it is
+    new std::shared_ptr<buffer::Core>(core_);
+    new Stream(comm_stream_);
+    return;
+  }
+  try {
+    const auto turn = turns_->take({});
+    const CallPtr call = std::make_shared<Call>(core_, OpKind::kNone);
+    kernels::CloseParams params{};
+    params.state = &core_->state;
+    params.ticket = &call->ticket;
+    params.patience_ns = static_cast<uint64_t>(std::min(timeout_s(), kClosePatience) * 1e9);
+    Launch launch;
+    launch.stream = comm_stream_;
+    queue_kernel(launch, {.op = kernels::KernelOp::kClose}, params);
+    queue_end(launch, call).impl()->wait(device::kNoDeadline, {});
+    core_->fabric->stop_watching();
+  } catch (const std::exception& error) {
+    core_->log(LogLevel::kWarning, str("closing: ", error.what()));
+  }
+}
+
+}  // namespace ep

@@ -1,0 +1,43 @@
+#include "buffer/turn.hpp"
+
+#include "ep/error.hpp"
+
+namespace ep::buffer {
+
+bool Turns::is_up(uint64_t ticket) {
+  const std::lock_guard lock(mutex_);
+  return serving_ == ticket;
+}
+
+Turns::Turn Turns::take(const std::function<bool()>& interrupt) {
+  uint64_t ticket = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    ticket = next_ticket_++;
+    if (serving_ == ticket) return Turn(*this);
+  }
+  const auto ready = [&] { return is_up(ticket); };
+  if (device_.wait(doorbell_, ready, device::kNoDeadline, interrupt, policy_) == device::WaitResult::kReady) {
+    return Turn(*this);
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    if (serving_ != ticket) {
+      abandoned_.insert(ticket);
+      throw Interrupted("interrupted while another thread was in a call on the buffer");
+    }
+  }
+  next();  // the turn came in the same moment
+  throw Interrupted("interrupted before the call began");
+}
+
+void Turns::next() {
+  {
+    const std::lock_guard lock(mutex_);
+    ++serving_;
+    while (abandoned_.erase(serving_) != 0) ++serving_;
+  }
+  device::ring(doorbell_);
+}
+
+}  // namespace ep::buffer

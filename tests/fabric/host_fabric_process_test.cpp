@@ -1,0 +1,289 @@
+// connect_host() between processes, and between processes and threads.
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/resource.h>
+
+#include <atomic>
+
+#include "fabric/fabric.hpp"
+#include "fabric/rank_processes.hpp"
+
+namespace ep::fabric {
+namespace {
+
+constexpr uint64_t kWindowBytes = 3 * 4096 + 100;
+
+Comm meet(const Port& port, uint32_t rank, uint32_t num_ranks) {
+  return Communicator::tcp(port.address(), rank, num_ranks, kLongS);
+}
+
+void barrier(Communicator& comm) { comm.all_gather({}, kLongS); }
+
+std::byte mark(uint32_t writer, uint32_t owner) { return static_cast<std::byte>(1 + writer * 16 + owner); }
+
+// Everybody writes into everybody's window and then sees all that was written.
+void expect_shared(Communicator& comm, Fabric& fabric) {
+  const uint32_t me = comm.rank(), num_ranks = comm.num_ranks();
+  const uint64_t at = kWindowBytes - num_ranks;
+  for (uint32_t owner = 0; owner < num_ranks; ++owner) {
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(fabric.window(owner)) % 4096, 0u);
+    EXPECT_EQ(fabric.window(owner)[at + me], std::byte{0});
+    fabric.window(owner)[at + me] = mark(me, owner);
+  }
+  barrier(comm);
+  for (uint32_t owner = 0; owner < num_ranks; ++owner) {
+    for (uint32_t writer = 0; writer < num_ranks; ++writer) {
+      EXPECT_EQ(fabric.window(owner)[at + writer], mark(writer, owner));
+    }
+  }
+  barrier(comm);
+}
+
+TEST(HostFabricProcesses, ShareTheirWindows) {
+  for (const uint32_t num_ranks : {2u, 3u, 8u}) {
+    const Port port;
+    run_processes(num_ranks, [&](uint32_t rank) {
+      const Comm comm = meet(port, rank, num_ranks);
+      const std::unique_ptr<Fabric> fabric = connect_host(*comm, kWindowBytes, kLongS);
+      expect_shared(*comm, *fabric);
+    });
+  }
+}
+
+TEST(HostFabricProcesses, MixWithThreads) {
+  const Port port;
+  const std::vector<std::vector<uint32_t>> ranks_of{{0, 3}, {1}, {2, 4, 5}};
+  run_processes(3, [&](uint32_t process) {
+    const std::vector<uint32_t>& ranks = ranks_of[process];
+    run_threads(static_cast<uint32_t>(ranks.size()), [&](uint32_t i) {
+      const Comm comm = meet(port, ranks[i], 6);
+      const std::unique_ptr<Fabric> fabric = connect_host(*comm, kWindowBytes, kLongS);
+      expect_shared(*comm, *fabric);
+    });
+  });
+}
+
+TEST(HostFabricProcesses, TwoJobsAtOnceNeverMeet) {
+  const Port ports[2];
+  run_processes(4, [&](uint32_t i) {
+    const Comm comm = meet(ports[i / 2], i % 2, 2);
+    for (int round = 0; round < 10; ++round) {
+      const std::unique_ptr<Fabric> fabric = connect_host(*comm, kWindowBytes, kLongS);
+      fabric->window(i % 2)[0] = static_cast<std::byte>(i + 1);
+      barrier(*comm);
+      EXPECT_EQ(fabric->window(1 - i % 2)[0], static_cast<std::byte>((i ^ 1) + 1));
+      barrier(*comm);
+    }
+  });
+}
+
+TEST(HostFabricProcesses, LeaveNothingBehind) {
+  const Port port;
+  run_processes(2, [&](uint32_t rank) {
+    const Comm comm = meet(port, rank, 2);
+    Census before{};
+    for (int round = 0; round < 201; ++round) {
+      std::unique_ptr<Fabric> fabric = connect_host(*comm, kWindowBytes, kLongS);
+      fabric->watch([](uint32_t) {});
+      fabric.reset();
+      if (round == 0) before = take_census();
+    }
+    EXPECT_EQ(take_census(), before);
+  });
+}
+
+// Who was lost, and when, as told by a watching Fabric.
+class Lost {
+ public:
+  std::function<void(uint32_t)> callback() {
+    return [this](uint32_t rank) {
+      ranks_ |= 1u << rank;
+      ++num_calls_;
+      happened_.signal();
+    };
+  }
+  void expect(uint32_t ranks, std::chrono::steady_clock::time_point since) {
+    happened_.wait();
+    EXPECT_LT(seconds_since(since), kNoticeS);
+    EXPECT_EQ(ranks_, ranks);
+    EXPECT_EQ(num_calls_, 1);
+  }
+  int num_calls() const { return num_calls_; }
+
+ private:
+  std::atomic<uint32_t> ranks_ = 0;
+  std::atomic<int> num_calls_ = 0;
+  Signal happened_;
+};
+
+// Three ranks watch; then rank 1 ends as `end` says, and the others must notice.
+void expect_noticed(const std::function<void(std::unique_ptr<Fabric>&)>& end) {
+  const Port port;
+  const Signal done;
+  std::vector<Child> children;
+  for (uint32_t rank = 0; rank < 3; ++rank) {
+    children.emplace_back([&, rank] {
+      const Comm comm = meet(port, rank, 3);
+      std::unique_ptr<Fabric> fabric = connect_host(*comm, kWindowBytes, kLongS);
+      Lost lost;
+      fabric->watch(lost.callback());
+      barrier(*comm);
+      const auto start = std::chrono::steady_clock::now();
+      if (rank == 1) {
+        fabric->stop_watching();
+        end(fabric);
+        done.wait();
+        return;
+      }
+      lost.expect(1u << 1, start);
+      EXPECT_EQ(fabric->window(1)[0], std::byte{0});  // its memory stays
+      fabric->stop_watching();
+      fabric->watch(lost.callback());  // nobody is reported twice
+      fabric->stop_watching();
+      EXPECT_EQ(lost.num_calls(), 1);
+      ::_exit(::testing::Test::HasFailure() ? 1 : 0);  // the other survivor must not see this one's end
+    });
+  }
+  EXPECT_EQ(children[0].join(), 0);
+  EXPECT_EQ(children[2].join(), 0);
+  done.signal();
+}
+
+TEST(HostFabricProcesses, KilledRankIsNoticedOnce) {
+  expect_noticed([](auto&) { ::kill(::getpid(), SIGKILL); });
+}
+
+TEST(HostFabricProcesses, CleanExitIsNoticed) {
+  expect_noticed([](auto&) { ::_exit(0); });
+}
+
+TEST(HostFabricProcesses, DestroyedFabricIsNoticed) {
+  expect_noticed([](auto& fabric) { fabric.reset(); });
+}
+
+TEST(HostFabricProcesses, DeathIsNoticedAlthoughAForkedChildKeepsTheSockets) {
+  const Signal end;
+  expect_noticed([&](auto&) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      end.wait();
+      ::_exit(0);
+    }
+    ::kill(::getpid(), SIGKILL);
+  });
+  end.signal();
+}
+
+TEST(HostFabricProcesses, ForkedChildThatDestroysItsCopyDisturbsNobody) {
+  const Port port;
+  run_processes(2, [&](uint32_t rank) {
+    const Comm comm = meet(port, rank, 2);
+    std::unique_ptr<Fabric> fabric = connect_host(*comm, kWindowBytes, kLongS);
+    Child before_watching([&] { fabric.reset(); });
+    EXPECT_EQ(before_watching.join(), 0);
+    Lost lost;
+    fabric->watch(lost.callback());
+    Child while_watching([&] {
+      fabric->window(rank)[7] = std::byte{9};  // a child's mappings work
+      fabric.reset();
+    });
+    EXPECT_EQ(while_watching.join(), 0);
+    barrier(*comm);
+    EXPECT_EQ(fabric->window(1 - rank)[7], std::byte{9});
+    expect_shared(*comm, *fabric);
+    fabric->stop_watching();
+    EXPECT_EQ(lost.num_calls(), 0);
+  });
+}
+
+TEST(HostFabricProcesses, StoppedWatchingMeansNoMoreCalls) {
+  const Port port;
+  const Signal rank_1_has_ended;
+  std::vector<Child> children;
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    children.emplace_back([&, rank] {
+      const Comm comm = meet(port, rank, 2);
+      std::unique_ptr<Fabric> fabric = connect_host(*comm, kWindowBytes, kLongS);
+      Lost before, after;
+      fabric->watch(before.callback());
+      fabric->stop_watching();
+      fabric->stop_watching();
+      barrier(*comm);
+      if (rank == 1) return;
+      rank_1_has_ended.wait();
+      EXPECT_EQ(before.num_calls(), 0);
+      fabric->watch(after.callback());  // an end in between is not missed
+      after.expect(1u << 1, std::chrono::steady_clock::now());
+    });
+  }
+  EXPECT_EQ(children[1].join(), 0);
+  rank_1_has_ended.signal();
+  EXPECT_EQ(children[0].join(), 0);
+}
+
+TEST(HostFabricProcesses, RankWithoutRoomFailsEverywhere) {
+  const Port port;
+  const uint64_t limit = 1 << 20;
+  run_processes(3, [&](uint32_t rank) {
+    const Comm comm = meet(port, rank, 3);
+    const rlimit files{limit, RLIM_INFINITY};
+    if (rank == 1) ::setrlimit(RLIMIT_FSIZE, &files);
+    try {
+      connect_host(*comm, 16 * limit, kLongS);
+      ADD_FAILURE() << "no error";
+    } catch (const CapacityError& error) {
+      EXPECT_EQ(rank, 1u);
+      EXPECT_EQ(error.rank, 1u);
+      EXPECT_EQ(error.needed, 16 * limit);
+      EXPECT_EQ(error.available, limit);
+    } catch (const PeerError& error) {
+      EXPECT_NE(rank, 1u);
+      EXPECT_EQ(error.peers, std::vector<uint32_t>{1});
+      EXPECT_TRUE(contains(error.what(), "RLIMIT_FSIZE"));
+    }
+    // The group is as good as before.
+    const std::unique_ptr<Fabric> fabric = connect_host(*comm, kWindowBytes, kLongS);
+    expect_shared(*comm, *fabric);
+  });
+}
+
+TEST(HostFabricProcesses, RankWithoutDescriptorsFailsEverywhere) {
+  const Port port;
+  run_processes(3, [&](uint32_t rank) {
+    const Comm comm = meet(port, rank, 3);
+    rlimit files{};
+    ::getrlimit(RLIMIT_NOFILE, &files);
+    const rlimit few{take_census().num_fds + 1, files.rlim_max};
+    if (rank == 2) ::setrlimit(RLIMIT_NOFILE, &few);
+    try {
+      connect_host(*comm, kWindowBytes, kLongS);
+      ADD_FAILURE() << "no error";
+    } catch (const CapacityError& error) {
+      EXPECT_EQ(rank, 2u);
+      EXPECT_TRUE(contains(error.what(), "RLIMIT_NOFILE"));
+    } catch (const PeerError& error) {
+      EXPECT_EQ(error.peers, std::vector<uint32_t>{2});
+    }
+  });
+}
+
+TEST(HostFabricProcesses, NetworkNamespacesAreApart) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root";
+  const Port port;
+  run_processes(2, [&](uint32_t rank) {
+    const Comm comm = meet(port, rank, 2);  // its connection outlives the move
+    if (rank == 1) {
+      ASSERT_EQ(::unshare(CLONE_NEWNET), 0);
+    }
+    try {
+      connect_host(*comm, kWindowBytes, kLongS);
+      ADD_FAILURE() << "no Unsupported";
+    } catch (const Unsupported& error) {
+      EXPECT_TRUE(contains(error.what(), "ranks 0 and 1"));
+      EXPECT_TRUE(contains(error.what(), "network namespaces"));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace ep::fabric
