@@ -5,7 +5,7 @@
 //   quantize  bf16, fp16, fp32 -> e4m3fn, bytes of input, from the caches and from memory
 //   reduce    8 rows -> 1, bytes of the rows read, from memory; memcpy of the same bytes beside it
 //
-// The sources are larger than any cache unless the name says so.
+// The sources are larger than any cache unless the name says so.  Rates are of CPU time.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -61,7 +61,9 @@ std::vector<uint32_t> shuffled(uint64_t n) {
 }
 
 void set_rate(benchmark::State& state, uint64_t bytes_per_iteration) {
-  state.SetBytesProcessed(static_cast<int64_t>(state.iterations() * bytes_per_iteration));
+  const double gigabytes = static_cast<double>(bytes_per_iteration) / 1e9;
+  state.counters["GB/s"] =
+      benchmark::Counter(gigabytes, benchmark::Counter::kIsIterationInvariantRate);
 }
 
 // `leaves` is null for memcpy.

@@ -10,9 +10,9 @@ for step in "${steps[@]}"; do
   [[ " ${all_steps[*]} " == *" $step "* ]] || die "no step '$step'; there are: ${all_steps[*]}"
 done
 
-scripts/setup.sh
 logs=build/logs
 rm -rf "$logs" && mkdir -p "$logs"
+scripts/setup.sh
 
 # ThreadSanitizer of older compilers cannot map its shadow under high address randomisation.
 plain_addresses=()

@@ -84,7 +84,8 @@ EP_HOST_DEVICE uint8_t float_to_e4m3fn(float v) {
   return static_cast<uint8_t>(value);
 }
 
-// The smallest power of two >= v, as an exponent byte.  REQUIRES: v is positive, normal and <= 2^127.
+// The smallest power of two >= v, as an exponent byte.
+// REQUIRES: v is positive, normal and <= 2^127.
 EP_HOST_DEVICE uint8_t e8m0_at_least(float v) {
   const uint32_t bits = bits_of(v);
   return static_cast<uint8_t>((bits >> 23) + ((bits & 0x7FFFFFu) != 0 ? 1u : 0u));

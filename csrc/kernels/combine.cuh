@@ -63,8 +63,8 @@ EP_HOST_DEVICE bool publish_combine(Coop& coop, Operation& op, const CombinePara
   own.base = static_cast<uint32_t>(p.rows_offset / layout::kArenaAlignBytes);
   own.num_tokens = p.num_tokens;
   own.pitch = static_cast<uint32_t>(p.rows_pitch);
-  own.rows_per_channel =
-      rows_per_channel(p, coop.read(p.plan + layout::PlanLayout::kNumRows), coop.num_blocks());
+  own.num_rows = coop.read(p.plan + layout::PlanLayout::kNumRows);
+  own.rows_per_channel = rows_per_channel(p, own.num_rows, coop.num_blocks());
   own.row_weights_base = static_cast<uint32_t>(p.row_weights_offset / layout::kArenaAlignBytes);
   own.wants_read_done = p.wants_read_done ? 1 : 0;
   return enter_records(coop, op, p.entry, own, Cause::kNone);
@@ -74,7 +74,6 @@ template <class Coop>
 EP_HOST_DEVICE bool lead_combine(Coop& coop, Operation& op, const CombineParams& p) {
   const DeviceState& s = *op.state;
   if (!await_records(coop, op, p.entry)) return false;
-  const uint32_t* rows_of = p.plan + plan_layout(s).rows_of;
   for (uint32_t rank = coop.thread_rank(); rank < s.num_ranks; rank += coop.size()) {
     const uint64_t* record = record_from(s, op.bank, rank);
     const auto address = [&](uint32_t word) {
@@ -84,7 +83,7 @@ EP_HOST_DEVICE bool lead_combine(Coop& coop, Operation& op, const CombineParams&
     owner.rows = address(layout::kBase);
     owner.pitch = record_value(coop, record, layout::kPitch);
     owner.row_weights = address(layout::kRowWeightsBase);
-    owner.num_rows = coop.read(rows_of + rank);
+    owner.num_rows = record_value(coop, record, layout::kNumRows);
     owner.rows_per_channel = record_value(coop, record, layout::kRowsPerChannel);
   }
   announce_placed(coop, op);

@@ -22,9 +22,10 @@ EP_HOST_DEVICE void count_tokens(Coop& coop, const Operation& op, const Dispatch
   const uint64_t begin = part_begin(p.num_tokens, worker, workers);
   const uint64_t end = part_begin(p.num_tokens, worker + 1, workers);
   if (p.weights.data != nullptr) {
-    for (uint64_t i = begin * p.num_topk + coop.thread_rank(); i < end * p.num_topk; i += coop.size()) {
-      p.handle_weights[i] = load_float(p.weights, p.weights_element, i / p.num_topk,
-                                       static_cast<uint32_t>(i % p.num_topk));
+    for (uint64_t token = begin; token < end; ++token) {
+      for (uint32_t k = coop.thread_rank(); k < p.num_topk; k += coop.size()) {
+        p.handle_weights[token * p.num_topk + k] = load_float(p.weights, p.weights_element, token, k);
+      }
     }
   }
   coop.sync();

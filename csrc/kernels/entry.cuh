@@ -9,7 +9,7 @@ namespace ep::kernels {
 struct OwnFields {
   uint32_t base, capacity;   // units of kArenaAlignBytes
   uint32_t num_tokens;
-  uint32_t pitch, rows_per_channel, row_weights_base, wants_read_done;
+  uint32_t pitch, num_rows, rows_per_channel, row_weights_base, wants_read_done;
   const uint32_t* counts;    // [R + E], or null: a replay, a combine, a refusal
 };
 
@@ -34,6 +34,7 @@ EP_HOST_DEVICE uint32_t own_record_word(Coop& coop, const EntryParams& p, const 
     case layout::kHashLow: return static_cast<uint32_t>(hash);
     case layout::kHashHigh: return static_cast<uint32_t>(hash >> 32);
     case layout::kPitch: return own.pitch;
+    case layout::kNumRows: return own.num_rows;
     case layout::kRowsPerChannel: return own.rows_per_channel;
     case layout::kRowWeightsBase: return own.row_weights_base;
     case layout::kWantsReadDone: return own.wants_read_done;

@@ -16,6 +16,7 @@ EP_HOST_DEVICE void spend_turn(Coop& coop, Operation& op) {
   coop.sync();
   if (coop.thread_rank() == 0) s.fault_claimed = s.fault_set = 0;
   coop.sync();
+  op.leaving = true;
   if (!drain_previous(coop, op)) return;
   EntryParams refusal{};
   refusal.state = &s;

@@ -24,6 +24,7 @@ struct Operation {
   uint64_t deadline_ns;
   uint64_t alarm;  // value of the window's alarm at the last scan
   layout::OpKind kind;
+  bool leaving;    // it has its fault already: only its time and lost ranks still count
   bool published;  // this worker has written the rank's record: it may end the operation on a peer's refusal
 };
 
@@ -127,7 +128,7 @@ EP_HOST_DEVICE bool must_stop(Coop& coop, Operation& op, Phase phase, Missing mi
   if (faulted(coop, op)) return true;
   const uint64_t alarm = coop.uniform(
       coop.template load<Order::kAcquire, Scope::kSystem>(&header_of(s, s.rank)->alarm));
-  if (alarm != op.alarm) {
+  if (alarm != op.alarm && !op.leaving) {
     op.alarm = alarm;
     if (scan_alarm(coop, op, op.sequence, phase)) return true;
   }
@@ -205,7 +206,7 @@ EP_HOST_DEVICE bool enter(Coop& coop, Operation& op, const EntryParams& p) {
   op.bank = layout::bank_of(op.sequence);
   op.alarm = 0;
   op.kind = static_cast<layout::OpKind>(p.agreed[layout::kKind]);
-  op.published = false;
+  op.published = op.leaving = false;
   if (s.broken != Cause::kNone) {
     set_fault(coop, op, Cause::kBroken, Phase::kIdle, [](FaultRecord&) {});
     return false;
@@ -224,7 +225,12 @@ EP_HOST_DEVICE bool enter(Coop& coop, Operation& op, const EntryParams& p) {
       coop.template load<Order::kAcquire, Scope::kSystem>(&header_of(s, s.rank)->alarm));
   if (op.alarm == 0) return true;
   // Poison of the operation before may have come after this rank had completed it.
-  if (op.sequence > s.first_sequence && scan_alarm(coop, op, op.sequence - 1, Phase::kIdle)) return false;
+  const uint64_t completed = coop.uniform(
+      coop.template load<Order::kRelaxed, Scope::kSystem>(&header_of(s, s.rank)->completed));
+  if (completed + 1 == op.sequence && op.sequence > s.first_sequence &&
+      scan_alarm(coop, op, op.sequence - 1, Phase::kIdle)) {
+    return false;
+  }
   return !scan_alarm(coop, op, op.sequence, Phase::kIdle);
 }
 

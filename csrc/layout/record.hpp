@@ -54,6 +54,7 @@ enum RecordWord : uint32_t {
   kHashLow,            // of this rank's routing
   kHashHigh,
   kPitch,              // combine: bytes from row to row
+  kNumRows,            // combine: rows that this rank holds
   kRowsPerChannel,     // combine: rows that each channel copies into the extent; 0: rows are in place
   kRowWeightsBase,     // combine: as kBase
   kWantsReadDone,      // combine: this rank waits for its readers

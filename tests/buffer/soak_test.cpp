@@ -34,7 +34,7 @@ void dawdle(Random& random) {
 // T cycles, also by rank: user report B4.
 std::vector<Trip> cycling_trips(uint32_t num_ranks, bool fixed_sizes) {
   constexpr uint32_t kCycle[] = {1, 2, 4, 0, 8, 16, 31, 64, 3};
-  std::vector<Trip> trips;
+  std::vector<TripSpec> specs;
   for (uint32_t i = 0; i < std::size(kCycle); ++i) {
     const Layout layout = kBothLayouts[i % 2];
     TripSpec s{.num_experts = num_ranks * 3,
@@ -50,9 +50,9 @@ std::vector<Trip> cycling_trips(uint32_t num_ranks, bool fixed_sizes) {
       s.num_tokens.push_back(kCycle[(i + r) % std::size(kCycle)]);
     if (i % 4 == 2) s.quant = Quant::kFp8Block128;
     s.exact = !fixed_sizes || i % 2 == 0;
-    trips.push_back(make_trip(s));
+    specs.push_back(s);
   }
-  return trips;
+  return make_trips(specs);
 }
 
 // Calls whose results have not been looked at.

@@ -50,16 +50,13 @@ TEST(TcpMeeting, WithoutRank0AllNameIt) {
 
 TEST(TcpMeeting, DifferentNumbersOfRanksAreRefusedOnBothEnds) {
   const Port port;
-  run_threads(3, [&](uint32_t rank) {
+  run_threads(2, [&](uint32_t i) {
     try {
-      Communicator::tcp(port.address(), rank, rank == 2 ? 5 : 3, kLongS);
+      Communicator::tcp(port.address(), 2 * i, i == 0 ? 3 : 5, kLongS);
       ADD_FAILURE() << "no InvalidArgument";
     } catch (const InvalidArgument& error) {
       EXPECT_TRUE(contains(error.what(), "rank 0 was given 3"));
       EXPECT_TRUE(contains(error.what(), "rank 2 was given 5"));
-    } catch (const Timeout& error) {
-      // Rank 1 may come when the meeting is over.
-      EXPECT_EQ(rank, 1u);
     }
   });
 }

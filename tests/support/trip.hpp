@@ -38,7 +38,8 @@ struct TripSpec {
   Layout layout = Layout::kRank;
   uint32_t alignment = 1;
   bool exact = true, drop = false, global_ids = false;
-  uint32_t max_tokens = 0;  // 0: the most tokens of any rank, and not said in the call
+  uint32_t max_tokens = 0;     // 0: not said in the call, so buffer_tokens
+  uint32_t buffer_tokens = 0;  // max_tokens_per_rank of the buffer; 0: the most tokens of any rank
   std::optional<uint32_t> max_rows{};
   Quant quant = Quant::kNone;
   // What comes back.
@@ -64,6 +65,8 @@ struct Trip {
 };
 
 Trip make_trip(const TripSpec& spec);
+// For one buffer that can run all of them.
+std::vector<Trip> make_trips(std::vector<TripSpec> specs);
 // Seeded numbers in [rows, columns], among them -0, subnormals, infinities and NaN where `wild`.
 Table make_numbers(DType dtype, uint64_t rows, uint64_t columns, Random& random, bool wild);
 // What the experts answer to `sent`; fills `back` too.

@@ -85,6 +85,10 @@ Tokens make_tokens(const Trip& trip, uint32_t rank) {
   return t;
 }
 
+uint32_t most_tokens(const TripSpec& spec) {
+  return *std::max_element(spec.num_tokens.begin(), spec.num_tokens.end());
+}
+
 }  // namespace
 
 std::string TripSpec::name() const {
@@ -165,9 +169,8 @@ Trip make_trip(const TripSpec& spec) {
   r.layout = spec.layout;
   r.alignment = spec.alignment;
   r.exact = spec.exact && !spec.max_rows;
-  r.max_tokens = spec.max_tokens;
-  if (r.max_tokens == 0)
-    r.max_tokens = *std::max_element(spec.num_tokens.begin(), spec.num_tokens.end());
+  r.max_tokens =
+      spec.max_tokens != 0 ? spec.max_tokens : std::max(spec.buffer_tokens, most_tokens(spec));
   r.max_rows = spec.max_rows;
   r.drop = spec.drop;
   r.quant = spec.quant;
@@ -177,6 +180,18 @@ Trip make_trip(const TripSpec& spec) {
   trip.sent = dispatch(trip.tokens, r);
   make_answers(trip);
   return trip;
+}
+
+std::vector<Trip> make_trips(std::vector<TripSpec> specs) {
+  uint32_t most = 0;
+  for (const TripSpec& spec : specs)
+    most = std::max({most, spec.max_tokens, most_tokens(spec)});
+  std::vector<Trip> trips;
+  for (TripSpec& spec : specs) {
+    spec.buffer_tokens = most;
+    trips.push_back(make_trip(spec));
+  }
+  return trips;
 }
 
 }  // namespace ep::test
