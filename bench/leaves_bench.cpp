@@ -62,7 +62,7 @@ std::vector<uint32_t> shuffled(uint64_t n) {
 
 void set_rate(benchmark::State& state, uint64_t bytes_per_iteration) {
   const double gigabytes = static_cast<double>(bytes_per_iteration) / 1e9;
-  state.counters["GB/s"] =
+  state.counters["GB"] =
       benchmark::Counter(gigabytes, benchmark::Counter::kIsIterationInvariantRate);
 }
 

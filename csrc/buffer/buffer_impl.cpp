@@ -19,7 +19,7 @@ namespace {
 constexpr double kDefaultTimeout = 600.0;
 
 double bound_of(double configured, const Communicator& group) {
-  if (configured >= 0) return configured;
+  if (configured > 0 && std::isfinite(configured)) return configured;  // connect() refuses others
   return group.timeout_s() >= 0 ? group.timeout_s() : kDefaultTimeout;
 }
 
@@ -32,12 +32,13 @@ uint64_t nanoseconds(double seconds) {
 
 }  // namespace
 
-BufferImpl::BufferImpl(std::shared_ptr<Communicator> group, const BufferConfig& config, uint64_t first_sequence)
-    : group_(std::move(group)), next_sequence_(first_sequence) {
+BufferImpl::BufferImpl(std::shared_ptr<Communicator> group, const BufferConfig& config,
+                       const buffer::Environment& environment)
+    : group_(std::move(group)), next_sequence_(environment.first_sequence) {
   if (group_ == nullptr) throw InvalidArgument("group is null: Communicator::single() is one rank");
   const double timeout = bound_of(config.timeout_s, *group_);
-  core_ = buffer::connect(*group_, config, timeout);
-  buffer::init_state(*core_, first_sequence, nanoseconds(timeout));
+  core_ = buffer::connect(*group_, config, environment, timeout);
+  buffer::init_state(*core_, environment.first_sequence, nanoseconds(timeout));
   timeout_s_ = timeout;
   num_sms_ = core_->settings.num_sms;
   turns_ = std::make_unique<buffer::Turns>(*core_->device, config.wait_policy);

@@ -19,7 +19,8 @@ namespace ep {
 
 class BufferImpl {
  public:
-  BufferImpl(std::shared_ptr<Communicator> group, const BufferConfig& config, uint64_t first_sequence);
+  BufferImpl(std::shared_ptr<Communicator> group, const BufferConfig& config,
+             const buffer::Environment& environment);
   ~BufferImpl();
 
   DispatchResult dispatch(const DispatchArgs& args);
@@ -118,9 +119,11 @@ class BufferImpl {
   std::vector<CallPtr> unfinished_;  // calls whose faults nobody has raised yet
 };
 
-// For tests: a buffer whose first call has the given number.
+// For tests: buffers on a device of their own, or whose first call has a given number.
 class BufferAccess {
  public:
+  static EPBuffer create(std::shared_ptr<Communicator> group, const BufferConfig& config,
+                         const buffer::Environment& environment);
   static EPBuffer create(std::shared_ptr<Communicator> group, const BufferConfig& config, uint64_t first_sequence);
   static BufferImpl& impl(EPBuffer& buffer) { return *buffer.impl_; }
 };

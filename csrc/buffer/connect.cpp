@@ -116,7 +116,10 @@ uint64_t random_id() {
 
 }  // namespace
 
-std::shared_ptr<Core> connect(Communicator& group, const BufferConfig& config, double timeout_s) {
+Environment host_environment() { return {device::create_host_device(), &fabric::connect_host}; }
+
+std::shared_ptr<Core> connect(Communicator& group, const BufferConfig& config, const Environment& environment,
+                              double timeout_s) {
   auto core = std::make_shared<Core>();
   Proposal mine;
   std::exception_ptr own_error;
@@ -144,9 +147,9 @@ std::shared_ptr<Core> connect(Communicator& group, const BufferConfig& config, d
   check_equal(proposals);
   core->buffer_id = proposals[0].buffer_id;
   const layout::WindowLayout& window = core->settings.window;
-  core->fabric = fabric::connect_host(group, window.num_bytes, timeout_s);
+  core->fabric = environment.connect(group, window.num_bytes, timeout_s);
   for (uint32_t r = 0; r < group.num_ranks(); ++r) core->windows.push_back(core->fabric->window(r));
-  core->device = device::create_host_device();
+  core->device = environment.device;
   core->arena = std::make_shared<Arena>(core->fabric->own_window(), core->windows[group.rank()],
                                         window.arena_offset, core->settings.arena_bytes);
   return core;

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -47,7 +48,16 @@ void init_state(Core& core, uint64_t first_sequence, uint64_t timeout_ns);
 // Throws CapacityError naming the bytes.
 std::shared_ptr<void> allocate(const Core& core, uint64_t num_bytes);
 
+// What a buffer runs on.  The library's own is the host; tests and a simulator bring theirs.
+struct Environment {
+  std::shared_ptr<device::Device> device;
+  std::function<std::unique_ptr<fabric::Fabric>(Communicator&, uint64_t num_bytes, double timeout_s)> connect;
+  uint64_t first_sequence = 1;  // number of the first call; 0 stands for "none"
+};
+Environment host_environment();
+
 // Collective: agreement of all ranks and the windows.  Throws the same error on every rank.
-std::shared_ptr<Core> connect(Communicator& group, const BufferConfig& config, double timeout_s);
+std::shared_ptr<Core> connect(Communicator& group, const BufferConfig& config, const Environment& environment,
+                              double timeout_s);
 
 }  // namespace ep::buffer

@@ -10,19 +10,22 @@
 
 namespace ep {
 
-namespace {
-constexpr uint64_t kFirstSequence = 1;  // call 1; 0 stands for "none"
-}
-
 EPBuffer::EPBuffer(std::shared_ptr<Communicator> group, const BufferConfig& config)
-    : impl_(std::make_shared<BufferImpl>(std::move(group), config, kFirstSequence)) {}
+    : impl_(std::make_shared<BufferImpl>(std::move(group), config, buffer::host_environment())) {}
 EPBuffer::~EPBuffer() = default;
 EPBuffer::EPBuffer(EPBuffer&&) noexcept = default;
 EPBuffer& EPBuffer::operator=(EPBuffer&&) noexcept = default;
 
 EPBuffer BufferAccess::create(std::shared_ptr<Communicator> group, const BufferConfig& config,
+                              const buffer::Environment& environment) {
+  return EPBuffer(std::make_shared<BufferImpl>(std::move(group), config, environment));
+}
+
+EPBuffer BufferAccess::create(std::shared_ptr<Communicator> group, const BufferConfig& config,
                               uint64_t first_sequence) {
-  return EPBuffer(std::make_shared<BufferImpl>(std::move(group), config, first_sequence));
+  buffer::Environment environment = buffer::host_environment();
+  environment.first_sequence = first_sequence;
+  return create(std::move(group), config, environment);
 }
 
 DispatchResult EPBuffer::dispatch(const DispatchArgs& args) { return impl_->dispatch(args); }

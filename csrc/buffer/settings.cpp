@@ -1,6 +1,7 @@
 #include "buffer/settings.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <thread>
 
 #include "common/math.hpp"
@@ -52,11 +53,20 @@ void check_device(const std::string& device) {
   throw InvalidArgument(str("device=\"", device, "\" is neither \"auto\" nor \"cpu\" nor \"cuda\""));
 }
 
+void check_timeout(double seconds) {
+  if (seconds < 0 || (seconds > 0 && std::isfinite(seconds))) return;
+  throw InvalidArgument(str("timeout_s=", seconds, " is neither a positive number of seconds nor negative (none)"));
+}
+
+constexpr uint64_t kMaxArenaBytes = 0x7FFFFFFFull * layout::kArenaAlignBytes;
+
 // num_regions worst-case pairs ("expert", K = num_topk): a dispatch's rows and a combine's.  Address space:
 // pages are committed when first written.
 uint64_t default_arena_bytes(const Settings& s) {
   const BufferConfig& c = s.config;
   const uint64_t rows = uint64_t{s.num_ranks} * c.max_tokens_per_rank * c.num_topk;
+  // Divided, since 64 bits may not hold the product; what comes on top is less than 1 KiB per row.
+  if (rows > kMaxArenaBytes / (s.token_bytes + s.output_bytes) / c.num_regions) return ~uint64_t{0};
   layout::OutputShape shape{};
   shape.num_ranks = s.num_ranks;
   shape.max_local_experts = s.max_local_experts;
@@ -69,7 +79,7 @@ uint64_t default_arena_bytes(const Settings& s) {
   const uint64_t row_weights = rows * 4 * c.num_topk + layout::kArenaAlignBytes;
   const uint64_t output = rows * layout::row_pitch(s.output_bytes) + row_weights;
   const uint64_t pair = layout::OutputLayout::make(shape, rows).num_bytes + padding + output;
-  return align_up(c.num_regions * pair, layout::WindowLayout::kPageBytes);
+  return c.num_regions * pair;
 }
 
 }  // namespace
@@ -88,6 +98,7 @@ Settings make_settings(const BufferConfig& config, uint32_t rank, uint32_t num_r
   check_range("num_regions", config.num_regions, 1, 64);
   check_range("num_sms", config.num_sms, 0, layout::kMaxChannels);
   check_device(config.device);
+  check_timeout(config.timeout_s);
   Settings s;
   s.config = config;
   s.rank = rank;
@@ -105,14 +116,14 @@ Settings make_settings(const BufferConfig& config, uint32_t rank, uint32_t num_r
     s.max_local_experts = std::max(s.max_local_experts, s.expert_offsets[r + 1] - s.expert_offsets[r]);
   }
   s.num_sms = config.num_sms != 0 ? config.num_sms : default_num_sms(std::thread::hardware_concurrency(), num_ranks);
-  s.arena_bytes = config.arena_bytes != 0 ? align_up(config.arena_bytes, layout::WindowLayout::kPageBytes)
-                                          : default_arena_bytes(s);
-  if (s.arena_bytes / layout::kArenaAlignBytes > 0xFFFFFFFFull / 2) {
-    throw InvalidArgument(str("the arena would take ", s.arena_bytes, " bytes; at most ",
-                              0x7FFFFFFFull * layout::kArenaAlignBytes,
+  s.arena_bytes = config.arena_bytes != 0 ? config.arena_bytes : default_arena_bytes(s);
+  if (s.arena_bytes > kMaxArenaBytes) {
+    const std::string bytes = s.arena_bytes == ~uint64_t{0} ? "more than 64 bits of" : str(s.arena_bytes);
+    throw InvalidArgument(str("the arena would take ", bytes, " bytes; at most ", kMaxArenaBytes,
                               " can be addressed: set arena_bytes, or lower max_tokens_per_rank=",
                               config.max_tokens_per_rank));
   }
+  s.arena_bytes = align_up(s.arena_bytes, layout::WindowLayout::kPageBytes);
   s.window = layout::WindowLayout::make({num_ranks, config.num_experts, s.max_local_experts, 0, s.arena_bytes});
   return s;
 }

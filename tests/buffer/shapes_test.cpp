@@ -140,7 +140,7 @@ TripSpec random_spec(Random& random, uint32_t num_ranks, const std::vector<uint3
 
 // Each buffer sees a sequence of unlike calls: user reports K1, D5, D6.
 TEST(Shapes, Mixtures) {
-  for (uint32_t buffer = 0; buffer < scaled(40); ++buffer) {
+  for (uint32_t buffer = 0; buffer < scaled(150); ++buffer) {
     Random random = stream_of(20, buffer, 0);
     const uint32_t num_ranks = 1 + below(random, 6), num_experts = 1 + below(random, 24);
     const std::vector<uint32_t> offsets = random_offsets(random, num_experts, num_ranks);

@@ -111,13 +111,13 @@ void run_soak(uint32_t num_ranks, uint32_t num_rounds, bool fixed_sizes) {
 }
 
 TEST(Soak, TwoRanks) {
-  run_soak(2, scaled(400), false);
+  run_soak(2, scaled(2000), false);
 }  // user report G3
 TEST(Soak, FourRanks) {
-  run_soak(4, scaled(200), true);
+  run_soak(4, scaled(1000), true);
 }
 TEST(Soak, SevenRanks) {
-  run_soak(7, scaled(60), true);
+  run_soak(7, scaled(200), true);
 }
 
 // user report T2: the same bytes each time, whatever the timing.
@@ -130,7 +130,7 @@ TEST(Soak, OneRoutingManyTimes) {
                                .layout = Layout::kExpert});
   run_threads(3, [&](std::shared_ptr<Communicator> group) {
     EPBuffer buffer(group, config_for({&trip, 1}));
-    soak(buffer, {trip}, scaled(60));
+    soak(buffer, {trip}, scaled(300));
   });
 }
 

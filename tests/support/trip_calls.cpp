@@ -229,10 +229,7 @@ void run_trips(std::span<const Trip> trips, const RunOptions& options) {
 }
 
 void run_specs(const std::vector<TripSpec>& specs, const RunOptions& options) {
-  std::vector<Trip> trips;
-  for (const TripSpec& spec : specs)
-    trips.push_back(make_trip(spec));
-  run_trips(trips, options);
+  run_trips(make_trips(specs), options);
 }
 
 }  // namespace ep::test

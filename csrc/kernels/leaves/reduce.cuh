@@ -41,7 +41,7 @@ EP_HOST_DEVICE void reduce_row(Coop& coop, const CombineParams& p, const Terms& 
     } else if constexpr (kOut == Element::kFP16) {
       reinterpret_cast<uint16_t*>(out)[c] = float_to_fp16(acc);
     } else {
-      reinterpret_cast<float*>(out)[c] = acc;
+      reinterpret_cast<float*>(out)[c] = canonical_nan(acc);
     }
   }
 #else
