@@ -20,6 +20,7 @@ struct alignas(64) RankNotes {
   std::atomic<int64_t> progress_ns{0};         // when it last began something
   std::atomic<const char*> doing{"starting"};  // a literal: forked processes share its address
   std::atomic<int32_t> round{-1};              // negative: none
+  std::atomic<bool> is_waiting{false};         // at the benchmark's barrier, for other ranks
   std::atomic<bool> is_done{false};
   std::atomic<Blame> blame{Blame::kNone};  // written after `failure`
   std::array<char, 2048> failure{};

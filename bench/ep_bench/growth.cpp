@@ -41,7 +41,7 @@ void run_rank(const Case& kase, const RankContext& context) {
       if (round == kGrowthFirstRound) context.notes().resident_bytes[0] = resident_bytes();
     }
     context.notes().resident_bytes[1] = resident_bytes();
-    context.board.barrier().wait();  // nobody closes its buffer while others still call
+    context.wait_for_all();  // nobody closes its buffer while others still call
   } catch (const std::exception& error) {
     context.fail(error);
     buffer.abort(error.what());

@@ -112,6 +112,19 @@ void RankContext::begin(const char* what, int32_t round) const {
   notes().progress_ns.store(now_ns(), std::memory_order_relaxed);
 }
 
+void RankContext::wait_for_all() const {
+  notes().is_waiting = true;
+  board.barrier().wait();
+  notes().is_waiting = false;
+}
+
+int64_t RankContext::align() const {
+  notes().is_waiting = true;
+  const int64_t start_ns = board.barrier().align();
+  notes().is_waiting = false;
+  return start_ns;
+}
+
 void RankContext::fail(const std::exception& error) const {
   notes().fail(blame_of(error), str(class_of(error), error.what()));
   board.barrier().stop();

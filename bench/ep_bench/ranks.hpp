@@ -31,6 +31,9 @@ struct RankContext {
   RankNotes& notes() const { return board.notes(rank); }
   // What the rank begins now; a literal.
   void begin(const char* what, int32_t round = -1) const;
+  // Board's barrier: wait() or align().
+  void wait_for_all() const;
+  int64_t align() const;
   // Tells the starting process and all ranks that this one cannot go on because of `error`.
   void fail(const std::exception& error) const;
 };

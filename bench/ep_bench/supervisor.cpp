@@ -25,7 +25,7 @@ constexpr int64_t kNsPerS = 1'000'000'000;
 // The library notices a dead peer within 2 s.
 constexpr int64_t kGraceNs = 3 * kNsPerS;
 // Behind the library's own timeout, whose message is better than ours.
-constexpr int64_t kPatienceNs = 10 * kNsPerS;
+constexpr int64_t kPatienceNs = 5 * kNsPerS;
 
 [[noreturn]] void throw_errno(const char* what) {
   throw std::system_error(errno, std::generic_category(), what);
@@ -143,7 +143,9 @@ void Supervisor::note_who_is_stuck() {
     RankNotes& notes = board_.notes(rank);
     if (notes.is_done.load()) continue;
     const int64_t idle_s = (failed_ns_ - notes.progress_ns.load()) / kNsPerS;
-    notes.fail(Blame::kTimeout, str("no progress for ", idle_s, " s ", place_of(notes)));
+    // Who waits for others at the barrier is not to blame, unless all do.
+    notes.fail(notes.is_waiting.load() ? Blame::kStopped : Blame::kTimeout,
+               str("no progress for ", idle_s, " s ", place_of(notes)));
   }
 }
 

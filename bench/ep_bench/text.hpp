@@ -10,6 +10,7 @@ namespace ep::bench {
 template <typename... Parts>
 std::string str(const Parts&... parts) {
   std::ostringstream out;
+  out.precision(9);  // tells any two floats apart
   (out << ... << parts);
   return out.str();
 }

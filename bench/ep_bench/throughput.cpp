@@ -1,6 +1,8 @@
 #include "bench/ep_bench/throughput.hpp"
 
 #include <algorithm>
+#include <numeric>
+#include <random>
 
 #include "bench/ep_bench/board.hpp"
 #include "bench/ep_bench/clock.hpp"
@@ -47,18 +49,25 @@ class Rounds {
       run_round(options_.warmup + i, samples.data() + i * contenders_.size());
     }
     if (options_.verify) run_checked();
-    context_.board.barrier().wait();  // nobody closes its buffer while others still call
+    context_.wait_for_all();  // nobody closes its buffer while others still call
   }
 
  private:
-  // Everybody runs first once in so many rounds, in case it matters who ran before.
   void run_round(uint32_t round, double* samples_us) {
-    for (size_t i = 0; i < contenders_.size(); ++i) {
-      const size_t which = (round + i) % contenders_.size();
+    for (const size_t which : order_of(round)) {
       const int64_t ns = run_contender(contenders_[which], static_cast<int32_t>(round));
       if (samples_us) samples_us[which] = static_cast<double>(ns) / kNsPerUs;
       exchange_.release();
     }
+  }
+
+  // Another one in every round, the same on all ranks: what ran before (what it left in the caches, where
+  // its memory was) must not always be to one contender's cost.
+  std::vector<size_t> order_of(uint32_t round) const {
+    std::vector<size_t> order(contenders_.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::shuffle(order.begin(), order.end(), std::mt19937(round));
+    return order;
   }
 
   void run_checked() {
@@ -76,7 +85,7 @@ class Rounds {
   int64_t run_contender(Contender contender, int32_t round) {
     exchange_.prepare(contender);
     context_.begin(name_of(contender), round);
-    const int64_t start_ns = context_.board.barrier().align();
+    const int64_t start_ns = context_.align();
     exchange_.run(contender);
     return now_ns() - start_ns;
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "common/math.hpp"
 #include "common/text.hpp"
 #include "ep/error.hpp"
 #include "kernels/params.hpp"
@@ -17,6 +18,7 @@ using layout::OpKind;
 namespace {
 
 constexpr double kDefaultTimeout = 600.0;
+constexpr uint64_t kStopPeriodNs = 10'000'000;
 
 double bound_of(double configured, const Communicator& group) {
   if (configured > 0 && std::isfinite(configured)) return configured;  // connect() refuses others
@@ -97,13 +99,15 @@ buffer::Turns::Turn BufferImpl::enter() {
   if (closed_) throw Error("the buffer is closed");
   raise_deferred();
   if (core_->needs_resync) throw Error("an earlier call failed on the way: resync() must come first");
+  if (last_event_.query()) next_sequence_ = core_->state.sequence;  // a second abort may have spent a turn unseen
   return turn;
 }
 
 void BufferImpl::check() {
   if (closed_ || getpid() != pid_) return;
-  const auto turn = turns_->take(settings().config.interrupt);
-  raise_deferred();
+  // Whoever has the turn looks at the faults before and behind it; waiting is not for check().
+  const auto turn = turns_->try_take();
+  if (turn) raise_deferred();
 }
 
 kernels::EntryParams BufferImpl::entry_params(const CallPtr& call) {
@@ -130,11 +134,12 @@ BufferImpl::Launch BufferImpl::where(const Stream& stream, const std::vector<Eve
 buffer::Grant BufferImpl::take(const buffer::Request& request) const {
   const auto grant = core_->arena->take(request);
   if (grant) return *grant;
+  const uint64_t needed = align_up(request.num_bytes, layout::kArenaAlignBytes);  // what the peers are told
   const uint64_t available = core_->arena->largest_free();
-  throw buffer::NoExtent(str("rank ", settings().rank, " needs ", request.num_bytes, " bytes in one piece of its ",
+  throw buffer::NoExtent(str("rank ", settings().rank, " needs ", needed, " bytes in one piece of its ",
                              "arena, the largest free extent has ", available,
                              ": drop outputs, or raise arena_bytes=", settings().arena_bytes),
-                         settings().rank, request.num_bytes, available);
+                         settings().rank, needed, available);
 }
 
 buffer::Grant BufferImpl::take_for(Launch& launch, uint64_t num_bytes, bool largest) const {
@@ -187,10 +192,22 @@ bool BufferImpl::wait_event(const CallPtr& call, const Event& event) {
   return false;
 }
 
+// An abort ends one operation, and those queued before the call come first: it is set anew for each that took it.
 void BufferImpl::stop(const CallPtr& call) {
+  const auto count_taken = [&] {
+    return std::count_if(unfinished_.begin(), unfinished_.end(), [](const CallPtr& c) {
+      return c->done() && c->cause() == Cause::kInterrupted && c->ticket.fault.from_peer == 0;
+    });
+  };
+  auto num_taken = count_taken();
   set_abort(Cause::kInterrupted);
-  core_->device->wait(call->ticket.doorbell, [&] { return call->done(); }, device::kNoDeadline, {},
-                      settings().config.wait_policy);
+  const auto is_done = [&] { return call->done(); };
+  while (core_->device->wait(call->ticket.doorbell, is_done, core_->device->now_ns() + kStopPeriodNs, {},
+                             settings().config.wait_policy) != WaitResult::kReady) {
+    const auto now_taken = count_taken();
+    if (now_taken != num_taken) set_abort(Cause::kInterrupted);
+    num_taken = now_taken;
+  }
 }
 
 void BufferImpl::throw_interrupted(const CallPtr& call) {

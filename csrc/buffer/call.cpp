@@ -21,11 +21,16 @@ void Call::finish() {
   if (ticket.fault.cause != layout::Cause::kNone && ticket.fault.cause != layout::Cause::kBroken) {
     core_->num_faults.fetch_add(1);
     if (ticket.fault.needs_resync != 0) core_->needs_resync.store(true);
-    // Peers may still write into what this call left half done, until they have entered the next one.
-    for (const auto& block : blocks) block->set_usable_from(ticket.sequence + 2);
+    // Peers may still write into what this call left half done, until they have entered the next one.  A call
+    // that ended at entry has sent nothing.
+    if (ticket.fault.poisons != 0) {
+      for (const auto& block : blocks) block->set_usable_from(ticket.sequence + 2);
+    }
   }
   keep.clear();
   blocks.clear();
+  // Nobody will ask what happened: an event that is kept shall not keep the windows of its buffer.
+  if (ticket.fault.cause == layout::Cause::kNone && ticket.bad_ids.cause == layout::Cause::kNone) core_.reset();
 }
 
 bool Call::has_unraised() const {

@@ -37,7 +37,7 @@ class Call final : public device::Deferred {
   void set_own_refusal(layout::Cause cause) { own_refusal_ = cause; }
 
  private:
-  std::shared_ptr<Core> core_;
+  std::shared_ptr<Core> core_;  // null once the call has ended well
   const layout::OpKind kind_;
   std::atomic<bool> raised_{false};
   layout::Cause own_refusal_ = layout::Cause::kNone;  // under the buffer's turn

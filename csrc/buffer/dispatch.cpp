@@ -326,8 +326,9 @@ DispatchResult BufferImpl::dispatch(const DispatchArgs& args) {
   try {
     place_outputs(options, memory, launch, call);
   } catch (const buffer::NoHostMemory&) {  // the peers are past their records: their next call ends instead
+    queue_end(launch, call).impl()->wait(device::kNoDeadline, {});  // or this one, on its way, would take the abort
     call->mark_raised();
-    queue_end(launch, call);
+    if (core_->needs_resync) throw;
     set_abort(Cause::kNoHostMemory);
     if (const CallPtr spent = spend_abort()) spent->mark_raised();
     throw;

@@ -15,6 +15,7 @@ using layout::OpKind;
 
 namespace {
 
+constexpr uint64_t kAbortPeriodNs = 10'000'000;
 constexpr double kClosePatience = 2.0;  // seconds; the windows stay mapped beyond it, so it bounds nothing but manners
 
 // Peers may read while a second abort writes: byte by byte, so that it is no data race.
@@ -33,6 +34,9 @@ void BufferImpl::set_abort(Cause cause) {
 }
 
 BufferImpl::CallPtr BufferImpl::spend_abort() {
+  const auto is_taken = [&] { return std::atomic_ref(core_->state.abort).load(std::memory_order_acquire) == 0; };
+  if (is_taken()) return nullptr;
+  const Event before = last_event_;
   const CallPtr call = std::make_shared<Call>(core_, OpKind::kNone);
   kernels::RefuseParams params{};
   params.entry = entry_params(call);
@@ -41,10 +45,13 @@ BufferImpl::CallPtr BufferImpl::spend_abort() {
   launch.stream = comm_stream_;
   queue_kernel(launch, {.op = kernels::KernelOp::kRefuse}, params);
   const Event event = queue_end(launch, call);
-  event.impl()->wait(device::kNoDeadline, {});  // it waits for nobody but a drain, within the timeout
-  if (call->ticket.sequence != 0) return call;
+  // The turn waits for nobody but a drain, within the timeout.  Operations before it may wait for peers that
+  // never come; if one of them has taken the abort, the turn will find nothing to do.
+  const auto by_another = [&] { return is_taken() && !before.query(); };
+  while (!by_another() && event.impl()->wait(core_->device->now_ns() + kAbortPeriodNs, {}) != device::WaitResult::kReady) {
+  }
+  if (call->done() && call->ticket.sequence != 0) return call;
   --next_sequence_;
-  unfinished_.pop_back();
   return nullptr;
 }
 
@@ -86,6 +93,7 @@ uint64_t BufferImpl::resync() {
   std::atomic_ref(state.abort).store(0, std::memory_order_relaxed);
   core_->arena->forget_operations();
   core_->needs_resync = false;
+  for (const CallPtr& call : unfinished_) call->mark_raised();  // a late look must not ask for another resync()
   unfinished_.clear();
   return completed;
 }

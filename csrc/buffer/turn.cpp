@@ -1,5 +1,7 @@
 #include "buffer/turn.hpp"
 
+#include <utility>
+
 #include "ep/error.hpp"
 
 namespace ep::buffer {
@@ -29,6 +31,13 @@ Turns::Turn Turns::take(const std::function<bool()>& interrupt) {
   }
   next();  // the turn came in the same moment
   throw Interrupted("interrupted before the call began");
+}
+
+std::optional<Turns::Turn> Turns::try_take() {
+  const std::lock_guard lock(mutex_);
+  if (serving_ != next_ticket_) return std::nullopt;
+  ++next_ticket_;
+  return std::optional<Turn>(std::in_place, *this);
 }
 
 void Turns::next() {

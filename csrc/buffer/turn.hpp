@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <set>
 
 #include "device/device.hpp"
@@ -34,6 +35,8 @@ class Turns {
 
   // Throws Interrupted when `interrupt` says so before the turn comes.
   Turn take(const std::function<bool()>& interrupt);
+  // Empty while somebody else has the turn.
+  std::optional<Turn> try_take();
 
  private:
   void next();

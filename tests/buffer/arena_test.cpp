@@ -223,7 +223,7 @@ TEST(Arena, LiveRangesNeverOverlap) {
     if (extent.num_bytes == 0) continue;
     ASSERT_LE(extent.offset + extent.num_bytes, kOffset + kUnits * kUnit);
     const auto next = live.lower_bound(extent.offset);
-    if (next != live.end()) ASSERT_LE(extent.offset + extent.num_bytes, next->first);
+    ASSERT_TRUE(next == live.end() || extent.offset + extent.num_bytes <= next->first);
     if (next != live.begin()) {
       const Block& before = *std::prev(next)->second;
       ASSERT_LE(before.offset() + before.num_bytes(), extent.offset);

@@ -134,6 +134,44 @@ TEST(Combine,
   }
 }
 
+// Views that begin at a block of the window's, or elsewhere in it, or cover some columns: read in place or copied,
+// the rows are what the view says.
+TEST(Combine, OfViewsIntoDispatchsRows) {
+  for (const Layout layout : kBothLayouts) {
+    Trip trip = make_trip({.num_tokens = {9, 4, 7},
+                           .num_experts = 6,
+                           .num_topk = 3,
+                           .hidden = 64,
+                           .extras = {{DType::kBFloat16, {24}}},
+                           .layout = layout,
+                           .answer_hidden = 16});
+    const auto columns_of = [](const Table& from, uint64_t first) {
+      Table part(DType::kBFloat16, from.rows, 16);
+      for (uint64_t r = 0; r < from.rows; ++r)
+        std::memcpy(part.row(r), from.at(r, first), 32);
+      return part;
+    };
+    for (const bool of_extra : {false, true}) {
+      for (const uint64_t first : {0, 8}) {
+        for (uint32_t r = 0; r < 3; ++r) {
+          const Received& received = trip.sent.ranks[r];
+          trip.answers[r].x = columns_of(of_extra ? received.extras[0] : received.x, first);
+        }
+        trip.back = combine(trip.sent, trip.rules, trip.tokens, trip.answers);
+        with_buffers(trip, [&](EPBuffer& buffer) {
+          const uint32_t rank = buffer.rank();
+          const DispatchResult sent = buffer.dispatch(dispatch_args(trip, rank));
+          CombineArgs args{.x = of_extra ? sent.extras[0] : sent.x};
+          args.x.data = static_cast<uint8_t*>(args.x.data) + 2 * first;
+          args.x.shape[1] = 16;
+          args.handle = &sent.handle;
+          expect_combined(trip.back[rank], rank, buffer.combine(args));
+        });
+      }
+    }
+  }
+}
+
 TEST(Combine, TheSameRowsTwice) {
   for (const Layout layout : kBothLayouts) {
     const Trip trip = make_trip({.num_tokens = {9, 4},

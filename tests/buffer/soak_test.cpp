@@ -142,7 +142,7 @@ TEST(Soak, DroppedResultsLeakNothing) {
     const uint32_t rank = buffer.rank();
     Random mine = stream_of(7, rank, 0);
     uint64_t peak = 0;
-    for (uint32_t round = 0; round < scaled(20) * trips.size(); ++round) {
+    for (uint32_t round = 0; round < (3 + scaled(20)) * trips.size(); ++round) {
       DispatchArgs args = dispatch_args(trips[round % trips.size()], rank);
       args.async_op = chance(mine, 2);
       const DispatchResult dropped = buffer.dispatch(args);

@@ -7,8 +7,6 @@
 namespace ep::fabric {
 namespace {
 
-
-
 TEST(TcpProcesses, GatherOverManyRounds) {
   for (const uint32_t num_ranks : {1u, 2u, 3u, 8u, 16u}) {
     const Port port;

@@ -1,9 +1,9 @@
 // connect_host() between processes, and between processes and threads.
+#include <atomic>
+
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/resource.h>
-
-#include <atomic>
 
 #include "fabric/fabric.hpp"
 #include "fabric/rank_processes.hpp"
@@ -17,9 +17,13 @@ Comm meet(const Port& port, uint32_t rank, uint32_t num_ranks) {
   return Communicator::tcp(port.address(), rank, num_ranks, kLongS);
 }
 
-void barrier(Communicator& comm) { comm.all_gather({}, kLongS); }
+void barrier(Communicator& comm) {
+  comm.all_gather({}, kLongS);
+}
 
-std::byte mark(uint32_t writer, uint32_t owner) { return static_cast<std::byte>(1 + writer * 16 + owner); }
+std::byte mark(uint32_t writer, uint32_t owner) {
+  return static_cast<std::byte>(1 + writer * 16 + owner);
+}
 
 // Everybody writes into everybody's window and then sees all that was written.
 void expect_shared(Communicator& comm, Fabric& fabric) {
@@ -141,7 +145,8 @@ void expect_noticed(const std::function<void(std::unique_ptr<Fabric>&)>& end) {
       fabric->watch(lost.callback());  // nobody is reported twice
       fabric->stop_watching();
       EXPECT_EQ(lost.num_calls(), 1);
-      ::_exit(::testing::Test::HasFailure() ? 1 : 0);  // the other survivor must not see this one's end
+      ::_exit(::testing::Test::HasFailure() ? 1
+                                            : 0);  // the other survivor must not see this one's end
     });
   }
   EXPECT_EQ(children[0].join(), 0);
@@ -193,6 +198,7 @@ TEST(HostFabricProcesses, ForkedChildThatDestroysItsCopyDisturbsNobody) {
     expect_shared(*comm, *fabric);
     fabric->stop_watching();
     EXPECT_EQ(lost.num_calls(), 0);
+    barrier(*comm);  // nobody leaves while the other watches
   });
 }
 
@@ -247,24 +253,60 @@ TEST(HostFabricProcesses, RankWithoutRoomFailsEverywhere) {
   });
 }
 
+// Rank 2 may open `room` more descriptors.
+void expect_no_room_for_files(Communicator& comm, rlim_t room) {
+  const uint32_t rank = comm.rank();
+  rlimit files{};
+  ::getrlimit(RLIMIT_NOFILE, &files);
+  const Fd next(::dup(0));  // the lowest number that is free
+  const rlimit few{static_cast<rlim_t>(next.get()) + 1 + room, files.rlim_max};
+  if (rank == 2) ::setrlimit(RLIMIT_NOFILE, &few);
+  const auto start = std::chrono::steady_clock::now();
+  try {
+    connect_host(comm, kWindowBytes, kLongS);
+    ADD_FAILURE() << "no error";
+  } catch (const CapacityError& error) {
+    EXPECT_EQ(rank, 2u);
+    EXPECT_TRUE(contains(error.what(), "RLIMIT_NOFILE"));
+  } catch (const PeerError& error) {
+    EXPECT_NE(rank, 2u);
+    EXPECT_EQ(error.peers, std::vector<uint32_t>{2});
+    EXPECT_TRUE(contains(error.what(), "RLIMIT_NOFILE"));
+  }
+  EXPECT_LT(seconds_since(start), kMarginS);
+}
+
 TEST(HostFabricProcesses, RankWithoutDescriptorsFailsEverywhere) {
+  // 0: none for the window's file; 1: none for the listener; then none for the mesh, at different
+  // points.
+  for (rlim_t room = 0; room < 5; ++room) {
+    const Port port;
+    run_processes(3, [&](uint32_t rank) { expect_no_room_for_files(*meet(port, rank, 3), room); });
+  }
+}
+
+// Rank 2 dies when all know its door and nobody has seen it connect.
+TEST(HostFabricProcesses, RankKilledDuringSetUpIsLost) {
   const Port port;
-  run_processes(3, [&](uint32_t rank) {
-    const Comm comm = meet(port, rank, 3);
-    rlimit files{};
-    ::getrlimit(RLIMIT_NOFILE, &files);
-    const rlimit few{take_census().num_fds + 1, files.rlim_max};
-    if (rank == 2) ::setrlimit(RLIMIT_NOFILE, &few);
-    try {
-      connect_host(*comm, kWindowBytes, kLongS);
-      ADD_FAILURE() << "no error";
-    } catch (const CapacityError& error) {
-      EXPECT_EQ(rank, 2u);
-      EXPECT_TRUE(contains(error.what(), "RLIMIT_NOFILE"));
-    } catch (const PeerError& error) {
-      EXPECT_EQ(error.peers, std::vector<uint32_t>{2});
-    }
-  });
+  std::vector<Child> children;
+  for (uint32_t rank = 0; rank < 3; ++rank) {
+    children.emplace_back([&, rank] {
+      const Comm comm = meet(port, rank, 3);
+      int num_calls = 0;
+      const Comm mortal =
+          Communicator::callbacks(rank, 3, [&](std::span<const std::byte> mine, double s) {
+            std::vector<Bytes> by_rank = comm->all_gather(mine, s);
+            if (rank == 2 && ++num_calls == 2) ::kill(::getpid(), SIGKILL);
+            return by_rank;
+          });
+      const auto start = std::chrono::steady_clock::now();
+      EXPECT_THROW(connect_host(*mortal, kWindowBytes, kLongS), PeerLost);
+      EXPECT_LT(seconds_since(start), kNoticeS);
+    });
+  }
+  EXPECT_EQ(children[2].join(), -1);
+  EXPECT_EQ(children[0].join(), 0);
+  EXPECT_EQ(children[1].join(), 0);
 }
 
 TEST(HostFabricProcesses, NetworkNamespacesAreApart) {

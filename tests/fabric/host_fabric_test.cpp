@@ -1,9 +1,9 @@
 // connect_host() between threads of one process.
-#include <gtest/gtest.h>
-#include <sys/mman.h>
-
 #include <barrier>
 #include <cmath>
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include "fabric/fabric.hpp"
 #include "fabric/rank_processes.hpp"
@@ -60,7 +60,8 @@ uint64_t num_resident_pages(const std::byte* base, uint64_t num_bytes) {
   const uint64_t page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
   std::vector<unsigned char> pages((num_bytes + page - 1) / page);
   EXPECT_EQ(::mincore(const_cast<std::byte*>(base), num_bytes, pages.data()), 0);
-  return static_cast<uint64_t>(std::count_if(pages.begin(), pages.end(), [](auto p) { return p & 1; }));
+  return static_cast<uint64_t>(
+      std::count_if(pages.begin(), pages.end(), [](auto p) { return p & 1; }));
 }
 
 TEST(HostFabric, ThreadsShareTheVerySameMapping) {
@@ -72,7 +73,8 @@ TEST(HostFabric, ThreadsShareTheVerySameMapping) {
       EXPECT_EQ(fabric->num_nodes(), 1u);
       own[rank] = fabric->window(rank);
       EXPECT_EQ(reinterpret_cast<uintptr_t>(own[rank]) % 4096, 0u);
-      for (uint64_t i = 0; i < kWindowBytes; ++i) EXPECT_EQ(own[rank][i], std::byte{0});
+      for (uint64_t i = 0; i < kWindowBytes; ++i)
+        EXPECT_EQ(own[rank][i], std::byte{0});
       own[rank][kWindowBytes - 1] = static_cast<std::byte>(rank + 1);
       group[rank]->all_gather({}, kLongS);
       for (uint32_t peer = 0; peer < num_ranks; ++peer) {
@@ -89,7 +91,8 @@ TEST(HostFabric, MemoryIsTakenOnlyWhenTouched) {
   const std::unique_ptr<Fabric> fabric = connect_host(*Communicator::single(), num_bytes, kLongS);
   std::byte* base = fabric->window(0);
   EXPECT_EQ(num_resident_pages(base, num_bytes), 0u);
-  for (const uint64_t at : {uint64_t{0}, num_bytes / 2, num_bytes - 1}) base[at] = std::byte{1};
+  for (const uint64_t at : {uint64_t{0}, num_bytes / 2, num_bytes - 1})
+    base[at] = std::byte{1};
   EXPECT_EQ(num_resident_pages(base, num_bytes), 3u);
 }
 
@@ -178,11 +181,12 @@ TEST(HostFabric, OtherMachinesAndUsersAreUnsupportedOnEveryRank) {
                         Case{16 + 88, "different users"}}) {
     const std::vector<Comm> group = Communicator::threads(3);
     run_threads(3, [&](uint32_t rank) {
-      Wrapped comm(group[rank],
-                   [&](int, Bytes& mine) {
-                     if (rank == 1) mine.at(c.offset) ^= std::byte{1};
-                   },
-                   nullptr);
+      Wrapped comm(
+          group[rank],
+          [&](int, Bytes& mine) {
+            if (rank == 1) mine.at(c.offset) ^= std::byte{1};
+          },
+          nullptr);
       const Outcome outcome = connect(comm);
       EXPECT_EQ(outcome.kind, ErrorKind::kUnsupported);
       EXPECT_TRUE(contains(outcome.text, "ranks 0 and 1"));
@@ -202,19 +206,20 @@ TEST(HostFabric, RankInAnotherCallIsADesync) {
   });
 }
 
-// Rank 0 leaves after it has offered its window and before rank 1 takes it: rank 1 must find nothing, not a
-// dangling address.
+// Rank 0 leaves after it has offered its window and before rank 1 takes it: rank 1 must find
+// nothing, not a dangling address.
 TEST(HostFabric, WindowOfARankThatGaveUpIsNotTaken) {
   const std::vector<Comm> group = Communicator::threads(2);
   std::barrier rank_0_has_left(2);
   run_threads(2, [&](uint32_t rank) {
-    Wrapped comm(group[rank],
-                 [&](int call, Bytes&) {
-                   if (rank == 0 && call == 3) throw Interrupted("test");
-                 },
-                 [&](int call) {
-                   if (rank == 1 && call == 2) rank_0_has_left.arrive_and_wait();
-                 });
+    Wrapped comm(
+        group[rank],
+        [&](int call, Bytes&) {
+          if (rank == 0 && call == 3) throw Interrupted("test");
+        },
+        [&](int call) {
+          if (rank == 1 && call == 2) rank_0_has_left.arrive_and_wait();
+        });
     const Outcome outcome = connect(comm, kWindowBytes, kShortS);
     if (rank == 0) rank_0_has_left.arrive_and_wait();
     EXPECT_EQ(outcome.kind, rank == 0 ? ErrorKind::kInterrupted : ErrorKind::kPeer);

@@ -29,8 +29,11 @@ Fd dial_door(const Door& door) {
   return fd;
 }
 
-// Swaps windows between `num_ranks` ranks after `before` has seen the doors; false where it timed out.
-std::vector<bool> swap_windows(uint32_t num_ranks, const std::vector<bool>& comes, double timeout_s,
+// Swaps windows between `num_ranks` ranks after `before` has seen the doors; false where it timed
+// out.
+std::vector<bool> swap_windows(uint32_t num_ranks,
+                               const std::vector<bool>& comes,
+                               double timeout_s,
                                const std::function<void(const std::vector<Door>&)>& before) {
   std::vector<std::unique_ptr<MeshListener>> listeners;
   std::vector<Door> doors;
@@ -101,19 +104,24 @@ TEST(Mesh, StrangersAreDroppedAndTheirFilesClosed) {
   EXPECT_EQ(take_census().num_fds, num_fds);
 }
 
-// The names are public (/proc/net/unix), so a process that knows them but no secret must get nowhere.
+// The names are public (/proc/net/unix), so a process that knows them but no secret must get
+// nowhere.
 TEST(Mesh, WrongSecretIsNotAPeer) {
-  const std::vector<bool> done = swap_windows(3, {true, true, false}, kShortS, [](const auto& doors) {
-    for (const Door& door : doors) {
-      const Fd fd = dial_door(door);
-      const uint32_t greeting[11] = {0x4d534d45, 2, 0};
-      EXPECT_EQ(::send(fd.get(), greeting, sizeof greeting, MSG_NOSIGNAL), ssize_t{sizeof greeting});
-    }
-  });
+  const std::vector<bool> done =
+      swap_windows(3, {true, true, false}, kShortS, [](const auto& doors) {
+        for (const Door& door : doors) {
+          const Fd fd = dial_door(door);
+          const uint32_t greeting[11] = {0x4d534d45, 2, 0};
+          EXPECT_EQ(::send(fd.get(), greeting, sizeof greeting, MSG_NOSIGNAL),
+                    ssize_t{sizeof greeting});
+        }
+      });
   EXPECT_EQ(done, std::vector<bool>(3, false));
 }
 
-TEST(Mesh, TokensDiffer) { EXPECT_NE(random_token(), random_token()); }
+TEST(Mesh, TokensDiffer) {
+  EXPECT_NE(random_token(), random_token());
+}
 
 TEST(Window, OtherFilesAreNotMapped) {
   const auto memory = [](uint64_t num_bytes, int seals) {

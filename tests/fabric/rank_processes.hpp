@@ -1,15 +1,6 @@
 // Ranks for the tests of csrc/fabric: threads of this process, or forked processes.
 #pragma once
 
-#include <gtest/gtest.h>
-#include <fcntl.h>
-#include <netinet/in.h>
-#include <signal.h>
-#include <sys/socket.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -22,6 +13,15 @@
 #include <string>
 #include <thread>
 #include <vector>
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "common/text.hpp"
 #include "ep/communicator.hpp"
@@ -49,6 +49,11 @@ constexpr double kShortS = 0.3;   // reached on purpose
 constexpr double kMarginS = 3.0;  // what a loaded machine may add
 constexpr double kNoticeS = 2.0;  // within this an end is noticed
 
+// Not ==, which sanitizers make slow for megabytes.
+inline bool is_same(const Bytes& a, const Bytes& b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size()) == 0);
+}
+
 inline double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
@@ -59,7 +64,8 @@ inline void expect_text_rounds(Communicator& comm, const std::string& job, int n
     const auto text = [&](uint32_t rank) { return bytes_of_text(str(job, ' ', rank, ' ', round)); };
     const std::vector<Bytes> got = comm.all_gather(text(comm.rank()), kLongS);
     ASSERT_EQ(got.size(), comm.num_ranks());
-    for (uint32_t rank = 0; rank < got.size(); ++rank) ASSERT_EQ(got[rank], text(rank));
+    for (uint32_t rank = 0; rank < got.size(); ++rank)
+      ASSERT_EQ(got[rank], text(rank));
   }
 }
 
@@ -103,7 +109,8 @@ inline void run_threads(uint32_t num_ranks, const std::function<void(uint32_t)>&
       }
     });
   }
-  for (std::thread& thread : threads) thread.join();
+  for (std::thread& thread : threads)
+    thread.join();
 }
 
 // A forked process.  REQUIRES: no other thread runs.
@@ -134,7 +141,8 @@ class Child {
   void kill() const { ::kill(pid_, SIGKILL); }
   pid_t pid() const { return pid_; }
 
-  // The exit status; -1 when it was killed, -2 (and it is killed) when it takes longer than `limit_s`.
+  // The exit status; -1 when it was killed, -2 (and it is killed) when it takes longer than
+  // `limit_s`.
   int join(double limit_s = 60.0) {
     const Fd process(static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0)));
     pollfd waiting{process.get(), POLLIN, 0};
@@ -153,8 +161,10 @@ class Child {
 // fn(rank) in a process per rank; each must end well.
 inline void run_processes(uint32_t num_ranks, const std::function<void(uint32_t)>& fn) {
   std::vector<Child> children;
-  for (uint32_t rank = 0; rank < num_ranks; ++rank) children.emplace_back([&fn, rank] { fn(rank); });
-  for (uint32_t rank = 0; rank < num_ranks; ++rank) EXPECT_EQ(children[rank].join(), 0) << "rank " << rank;
+  for (uint32_t rank = 0; rank < num_ranks; ++rank)
+    children.emplace_back([&fn, rank] { fn(rank); });
+  for (uint32_t rank = 0; rank < num_ranks; ++rank)
+    EXPECT_EQ(children[rank].join(), 0) << "rank " << rank;
 }
 
 // One bit between processes, or threads: wait() returns once signal() was called.
@@ -195,13 +205,14 @@ inline Census take_census() {
   // Windows only: the allocator and the sanitizers map as they like.
   std::ifstream maps("/proc/self/maps");
   size_t num_mappings = 0;
-  for (std::string line; std::getline(maps, line);) num_mappings += line.find("ep-window") != line.npos;
+  for (std::string line; std::getline(maps, line);)
+    num_mappings += line.find("ep-window") != line.npos;
   return {entries("/proc/self/fd"), entries("/proc/self/task"), num_mappings, entries("/dev/shm")};
 }
 
 inline std::ostream& operator<<(std::ostream& out, const Census& census) {
-  return out << census.num_fds << " fds, " << census.num_threads << " threads, " << census.num_mappings
-             << " windows, " << census.num_shm_files << " files in /dev/shm";
+  return out << census.num_fds << " fds, " << census.num_threads << " threads, "
+             << census.num_mappings << " windows, " << census.num_shm_files << " files in /dev/shm";
 }
 
 }  // namespace ep::fabric

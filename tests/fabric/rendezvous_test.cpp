@@ -90,7 +90,8 @@ void join_as_rank_1(const Port& port) {
   while (!is_admitted && !connection.is_closed()) {
     pollfd waiting{connection.fd(), POLLIN, 0};
     wait_ready({&waiting, 1}, Deadline(kLongS));
-    connection.receive([&](Frame&& frame) { return is_admitted = frame.kind == FrameKind::kAdmitted; });
+    connection.receive(
+        [&](Frame&& frame) { return is_admitted = frame.kind == FrameKind::kAdmitted; });
   }
   EXPECT_TRUE(is_admitted);
 }

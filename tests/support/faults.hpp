@@ -1,13 +1,13 @@
 // What the tests of faults and lifetimes share: errors that must come, gates, a bound for every test.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <initializer_list>
-#include <latch>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
@@ -18,6 +18,7 @@
 
 #include <gtest/gtest.h>
 
+#include "buffer/buffer_impl.hpp"
 #include "ep/ep.hpp"
 #include "support/ranks.hpp"
 #include "support/trip.hpp"
@@ -58,14 +59,17 @@ class Watchdog {
   std::jthread thread_;  // the last: it uses the others
 };
 
-// Opened once; everybody waits until it is.
+// Everybody waits until somebody has opened it.
 class Gate {
  public:
-  void open() { latch_.count_down(); }
-  void wait() const { latch_.wait(); }
+  void open() {
+    is_open_.store(true, std::memory_order_release);
+    is_open_.notify_all();
+  }
+  void wait() const { is_open_.wait(false, std::memory_order_acquire); }
 
  private:
-  std::latch latch_{1};
+  std::atomic<bool> is_open_{false};
 };
 
 class Stopwatch {
@@ -95,6 +99,17 @@ inline void expect_text(const std::exception& error, std::initializer_list<std::
   for (const std::string& part : parts)
     EXPECT_NE(std::string(error.what()).find(part), std::string::npos)
         << '"' << error.what() << "\" lacks \"" << part << '"';
+}
+
+inline int32_t value_of(const Tensor& scalar) {
+  return *static_cast<const int32_t*>(scalar.data);
+}
+
+// Returns once `rank` has entered call `sequence`, so that it is in it unless somebody ended it.
+inline void await_entered(EPBuffer& buffer, uint32_t rank, uint64_t sequence) {
+  uint64_t& entered = BufferAccess::impl(buffer).core().header(rank).entered;
+  while (std::atomic_ref(entered).load(std::memory_order_acquire) < sequence)
+    std::this_thread::yield();
 }
 
 using BufferFunction = std::function<void(EPBuffer&)>;

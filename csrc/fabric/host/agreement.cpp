@@ -13,7 +13,9 @@ struct Header {
   uint32_t magic, step, health, num_record_bytes;
 };
 
-Communicator::Bytes encode(const Step& step, std::span<const std::byte> record, const Failure& failure) {
+Communicator::Bytes encode(const Step& step,
+                           std::span<const std::byte> record,
+                           const Failure& failure) {
   const Header header{kMagic, step.number, static_cast<uint32_t>(failure.health),
                       static_cast<uint32_t>(record.size())};
   const std::span<const std::byte> head = bytes_of(header);
@@ -24,29 +26,36 @@ Communicator::Bytes encode(const Step& step, std::span<const std::byte> record, 
   return bytes;
 }
 
-Report decode(const Communicator::Bytes& bytes, const Step& step, size_t num_record_bytes,
+Report decode(const Communicator::Bytes& bytes,
+              const Step& step,
+              size_t num_record_bytes,
               uint32_t peer) {
   Header header{};
   if (bytes.size() >= sizeof header) std::memcpy(&header, bytes.data(), sizeof header);
   const bool is_ours = header.magic == kMagic && header.step == step.number &&
+                       header.health <= static_cast<uint32_t>(Health::kLacksPeer) &&
                        header.num_record_bytes == num_record_bytes &&
                        bytes.size() >= sizeof header + num_record_bytes;
   if (!is_ours) {
     const uint32_t theirs = header.magic == kMagic ? header.step : 0;
-    throw Desync(str("connect_host: this rank is at set-up step ", step.number, ", rank ", peer, " at ",
-                     theirs, " (", bytes.size(), " bytes; 0: in no set-up, or another version of ep)"),
-                 "set-up step", peer, step.number, theirs);
+    throw Desync(
+        str("connect_host: this rank is at set-up step ", step.number, ", rank ", peer, " at ",
+            theirs, " (", bytes.size(), " bytes; 0: in no set-up, or another version of ep)"),
+        "set-up step", peer, step.number, theirs);
   }
   const auto record = bytes.begin() + sizeof header;
   const auto text = record + static_cast<ptrdiff_t>(num_record_bytes);
   Report report{static_cast<Health>(header.health), {}, {record, text}};
-  for (auto at = text; at != bytes.end(); ++at) report.text += static_cast<char>(*at);
+  for (auto at = text; at != bytes.end(); ++at)
+    report.text += static_cast<char>(*at);
   return report;
 }
 
 }  // namespace
 
-std::vector<Report> exchange(Communicator& group, const Step& step, std::span<const std::byte> record,
+std::vector<Report> exchange(Communicator& group,
+                             const Step& step,
+                             std::span<const std::byte> record,
                              const Failure& failure) {
   std::vector<Communicator::Bytes> by_rank;
   try {

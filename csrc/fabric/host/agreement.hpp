@@ -1,4 +1,4 @@
-// A collective step: every rank says whether its part of the work went well, and something of fixed size.
+// A collective step: every rank says whether its part of the work went well, and a fixed-size record.
 #pragma once
 
 #include <cstdint>
@@ -70,13 +70,15 @@ struct Step {
   double timeout_s;
 };
 
-// Collective: everybody's report, by rank, each with a record as long as `record`.  Throws what all_gather throws
-// (this rank's own failure first), and Desync when a peer is at another step.
-std::vector<Report> exchange(Communicator& group, const Step& step, std::span<const std::byte> record,
+// Collective: everybody's report, by rank, each with a record as long as `record`.  Throws what
+// all_gather throws (this rank's own failure first), and Desync when a peer is at another step.
+std::vector<Report> exchange(Communicator& group,
+                             const Step& step,
+                             std::span<const std::byte> record,
                              const Failure& failure);
 
-// Throws when anybody failed: this rank's own failure, else PeerError naming the ranks that failed.  The want of a
-// peer counts only where nobody failed otherwise, so the cause is told and not its consequences.
+// Throws when anybody failed: this rank's own failure, else PeerError naming the ranks that failed.
+// The want of a peer counts only where nobody failed otherwise: the cause is told, not what follows.
 void raise_failures(const std::vector<Report>& reports, const Failure& failure);
 
 }  // namespace ep::fabric

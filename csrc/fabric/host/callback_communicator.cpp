@@ -27,8 +27,9 @@ class CallbackCommunicator final : public Communicator {
     }
     // The commonest mistake of such a callback is another order.
     if (!std::equal(by_rank[rank_].begin(), by_rank[rank_].end(), mine.begin(), mine.end())) {
-      throw InvalidArgument(str("all_gather callback: element ", rank_, " of ", by_rank[rank_].size(),
-                                " bytes is not what rank ", rank_, " gave (", mine.size(), " bytes)"));
+      throw InvalidArgument(str("all_gather callback: element ", rank_, " of ",
+                                by_rank[rank_].size(), " bytes is not what rank ", rank_, " gave (",
+                                mine.size(), " bytes)"));
     }
     return by_rank;
   }
@@ -40,7 +41,8 @@ class CallbackCommunicator final : public Communicator {
 
 }  // namespace
 
-std::shared_ptr<Communicator> Communicator::callbacks(uint32_t rank, uint32_t num_ranks,
+std::shared_ptr<Communicator> Communicator::callbacks(uint32_t rank,
+                                                      uint32_t num_ranks,
                                                       AllGather all_gather) {
   fabric::check_ranks(rank, num_ranks);
   if (!all_gather) throw InvalidArgument("all_gather: the callback is empty");

@@ -1,13 +1,13 @@
 #include "fabric/host/connection.hpp"
 
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
-
-#include <algorithm>
-#include <cerrno>
-#include <cstring>
 
 namespace ep::fabric {
 namespace {
@@ -36,7 +36,8 @@ Connection::~Connection() {
   }
 }
 
-void Connection::send(FrameKind kind, uint64_t round,
+void Connection::send(FrameKind kind,
+                      uint64_t round,
                       std::shared_ptr<const Communicator::Bytes> payload) {
   const uint64_t num_bytes = payload ? payload->size() : 0;
   outbox_.push_back({{kMagic, static_cast<uint32_t>(kind), round, num_bytes}, std::move(payload)});

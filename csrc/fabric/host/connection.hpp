@@ -28,7 +28,7 @@ enum class FrameKind : uint32_t {
   kContribution = 4,  //    r      0       this rank's bytes of the round
   kAbandon = 5,       //    r      0       -: this rank's time is up in the round
   kResult = 6,        //    0      r       everybody's bytes of the round
-  kVerdict = 7,       //    0      r       Verdict: every round up to this one that has no result failed
+  kVerdict = 7,  //    0      r       Verdict: every round up to this one that has no result failed
 };
 
 struct FrameHeader {
@@ -45,8 +45,8 @@ struct Frame {
   Communicator::Bytes payload{};
 };
 
-// Never blocks.  What a socket does not take at once waits here, so a frame is never cut off by a caller
-// who runs out of time.  Thread safety: one call at a time.
+// Never blocks.  What a socket does not take at once waits here, so a frame is never cut off by a
+// caller who runs out of time.  Thread safety: one call at a time.
 class Connection {
  public:
   // `fd` is connected and non-blocking.
@@ -60,13 +60,15 @@ class Connection {
   void set_max_payload(uint64_t num_bytes) { max_payload_ = num_bytes; }
 
   // Queues a frame and sends what the socket takes.  A null payload is an empty one.
-  void send(FrameKind kind, uint64_t round, std::shared_ptr<const Communicator::Bytes> payload = nullptr);
+  void send(FrameKind kind,
+            uint64_t round,
+            std::shared_ptr<const Communicator::Bytes> payload = nullptr);
   void flush();
   // Forgets verdicts of which no byte has left: a later one covers them.
   void drop_unsent_verdicts();
 
-  // Hands over the frames that have come, in order, until there are no more or `on_frame` returns false;
-  // the rest is for the next call.
+  // Hands over the frames that have come, in order, until there are no more or `on_frame` returns
+  // false; the rest is for the next call.
   void receive(FunctionRef<bool(Frame&&)> on_frame);
 
   // The peer has hung up (and all it sent was received) or does not speak this protocol.

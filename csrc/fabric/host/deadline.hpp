@@ -14,10 +14,11 @@ class Deadline {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // `timeout_s` from now; 0 looks once.  Throws InvalidArgument when it is negative or not a number.
+  // `timeout_s` from now; 0 looks once.  Throws InvalidArgument when it is negative or NaN.
   explicit Deadline(double timeout_s) {
     if (!(timeout_s >= 0.0)) {
-      throw InvalidArgument(str("timeout_s=", timeout_s, " must be a number of seconds, 0 or more"));
+      throw InvalidArgument(
+          str("timeout_s=", timeout_s, " must be a number of seconds, 0 or more"));
     }
     // Three years; more would overflow the clock.
     const std::chrono::duration<double> bounded(std::min(timeout_s, 1e8));

@@ -1,9 +1,9 @@
 // One owner per file descriptor.
 #pragma once
 
-#include <unistd.h>
-
 #include <utility>
+
+#include <unistd.h>
 
 namespace ep::fabric {
 

@@ -1,13 +1,13 @@
 // connect_host(): three collective steps.
-//   1 identity  who is on which node and in which process; then every rank decides alike whether this can work
-//   2 window    every rank has its window and its door; ranks of one process take each other's mapping
+//   1 identity  who is on which node, in which process; all decide alike whether this can work
+//   2 window    every rank has its window and its door; those of one process take each other's mapping
 //   3 mesh      every rank has mapped the windows of all others
 // A rank that fails still takes part in the next step, so the others learn it at once.
-#include <unistd.h>
-
 #include <algorithm>
 #include <utility>
 #include <vector>
+
+#include <unistd.h>
 
 #include "common/text.hpp"
 #include "ep/error.hpp"
@@ -21,7 +21,7 @@
 namespace ep::fabric {
 namespace {
 
-// However late the ranks meet, a step that all have reached is not failed for want of its last second.
+// However late the ranks meet, a step that all have reached does not fail for want of a second.
 constexpr double kLeastStepS = 1.0;
 
 struct IdentityRecord {
@@ -37,7 +37,10 @@ struct WindowRecord {
 class HostFabric final : public Fabric {
  public:
   HostFabric(uint32_t rank, std::vector<std::shared_ptr<Window>> windows, std::vector<Link> links)
-      : rank_(rank), windows_(std::move(windows)), links_(std::move(links)), watcher_(watched(links_)) {}
+      : rank_(rank),
+        windows_(std::move(windows)),
+        links_(std::move(links)),
+        watcher_(watched(links_)) {}
 
   uint32_t num_nodes() const override { return 1; }
   std::byte* window(uint32_t rank) const override { return windows_.at(rank)->base(); }
@@ -56,7 +59,8 @@ class HostFabric final : public Fabric {
  private:
   static std::vector<Watcher::Peer> watched(const std::vector<Link>& links) {
     std::vector<Watcher::Peer> peers;
-    for (const Link& link : links) peers.push_back({link.rank(), link.socket(), link.process()});
+    for (const Link& link : links)
+      peers.push_back({link.rank(), link.socket(), link.process()});
     return peers;
   }
 
@@ -100,7 +104,7 @@ class SetUp {
     std::vector<Door> doors = swap_windows(failure);
     std::vector<Link> links;
     failure = failure_of([&] { links = map_remote_windows(doors); });
-    listener_.reset();
+    listener_.reset();  // also tells peers that still want to connect of a failure
     file_ = Fd();
     // Others may still be in the mesh for all of their time.
     const Step step{3, step_s() + kLeastStepS};
@@ -113,7 +117,7 @@ class SetUp {
 
   void agree_on_identities() {
     IdentityRecord mine{{}, num_bytes_};
-    const Failure failure = failure_of([&] { mine.identity = this_process(); });
+    const Failure failure = failure_of([&] { mine.identity = this_process(rank_); });
     const Step step{1, deadline_.remaining_s()};
     const std::vector<Report> reports = exchange(group_, step, bytes_of(mine), failure);
     raise_failures(reports, failure);
@@ -121,8 +125,8 @@ class SetUp {
     for (uint32_t rank = 0; rank < reports.size(); ++rank) {
       const IdentityRecord theirs = reports[rank].as<IdentityRecord>();
       if (theirs.num_bytes != first.num_bytes) {
-        throw InvalidArgument(str("window size differs: rank 0 has ", first.num_bytes, " bytes, rank ",
-                                  rank, " has ", theirs.num_bytes));
+        throw InvalidArgument(str("window size differs: rank 0 has ", first.num_bytes,
+                                  " bytes, rank ", rank, " has ", theirs.num_bytes));
       }
       const std::string why = why_apart(first.identity, theirs.identity);
       if (!why.empty()) {
@@ -130,7 +134,8 @@ class SetUp {
                               "; host windows need all ranks on one node"));
       }
       if (rank == rank_) continue;
-      std::vector<uint32_t>& side = is_same_process(mine.identity, theirs.identity) ? local_ : remote_;
+      std::vector<uint32_t>& side =
+          is_same_process(mine.identity, theirs.identity) ? local_ : remote_;
       side.push_back(rank);
     }
     if (num_bytes_ == 0) throw InvalidArgument("window size: 0 bytes");
@@ -154,20 +159,23 @@ class SetUp {
     }
     raise_failures(reports, failure);
     std::vector<Door> doors;
-    for (const Report& report : reports) doors.push_back(report.as<WindowRecord>().door);
+    for (const Report& report : reports)
+      doors.push_back(report.as<WindowRecord>().door);
     return doors;
   }
 
   std::vector<Link> map_remote_windows(const std::vector<Door>& doors) {
-    for (const uint32_t rank : local_) {
-      if (!windows_[rank]) throw PeerError(str("rank ", rank, " gave up during set-up"), {rank}, "gave up");
-    }
-    if (remote_.empty()) return {};
-    const MeshRequest request{rank_, remote_, doors, file_.get()};
     std::vector<Link> links;
-    for (MeshPeer& peer : connect_mesh(request, *listener_, Deadline(step_s()))) {
-      windows_[peer.link.rank()] = map_window(peer.window_file, num_bytes_, rank_);
-      links.push_back(std::move(peer.link));
+    if (!remote_.empty()) {
+      const MeshRequest request{rank_, remote_, doors, file_.get()};
+      for (MeshPeer& peer : connect_mesh(request, *listener_, Deadline(step_s()))) {
+        windows_[peer.link.rank()] = map_window(peer.window_file, num_bytes_, rank_);
+        links.push_back(std::move(peer.link));
+      }
+    }
+    for (const uint32_t rank : local_) {
+      if (!windows_[rank])
+        throw PeerError(str("rank ", rank, " gave up during set-up"), {rank}, "gave up");
     }
     return links;
   }

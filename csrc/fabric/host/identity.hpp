@@ -16,8 +16,9 @@ struct Identity {
 };
 static_assert(sizeof(Identity) == 96);
 
-// Throws Unsupported when /proc does not tell.
-Identity this_process();
+// Of the process that `rank` runs in.  Throws Unsupported when /proc does not tell, CapacityError
+// of `rank` when there is no descriptor to read it with.
+Identity this_process(uint32_t rank);
 
 bool is_same_process(const Identity& a, const Identity& b);
 

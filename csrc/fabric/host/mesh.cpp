@@ -1,16 +1,16 @@
 #include "fabric/host/mesh.hpp"
 
-#include <sys/random.h>
-#include <sys/socket.h>
-#include <sys/syscall.h>
-#include <sys/un.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <optional>
 #include <string>
+
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
 
 #include "common/text.hpp"
 #include "ep/error.hpp"
@@ -23,7 +23,9 @@ namespace {
 constexpr uint32_t kMagic = 0x4d534d45;  // "EMSM"
 constexpr int kListenBacklog = 1024;
 constexpr size_t kMaxStrangers = 1024;
-constexpr double kRetryS = 0.005;  // for what poll() cannot tell: a full backlog, too many files in flight
+constexpr double kRetryS =
+    0.005;  // for what poll() cannot tell: a full backlog, too many files in flight
+constexpr double kProbeS = 0.25;  // between two looks whether those that are to connect still live
 
 struct Greeting {
   uint32_t magic, from, to;
@@ -82,7 +84,7 @@ bool send_greeting(int socket, const Greeting& greeting, int file) {
   return ::sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof greeting;
 }
 
-// The first file goes to `file`; the control buffer has room for two, so a second may come and is closed.
+// The first file goes to `file`; there is room for two, so a second may come, and is closed.
 void take_files(msghdr& message, Fd& file) {
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
        header = CMSG_NXTHDR(&message, header)) {
@@ -125,16 +127,20 @@ Message receive_greeting(int socket, uint32_t rank) {
 
 class Builder {
  public:
-  Builder(const MeshRequest& request, const MeshListener& listener) : job_(request), listener_(listener) {
-    for (const uint32_t rank : request.remote) peers_.push_back({rank});
+  Builder(const MeshRequest& request, const MeshListener& listener)
+      : job_(request), listener_(listener) {
+    for (const uint32_t rank : request.remote)
+      peers_.push_back({rank});
   }
 
   std::vector<MeshPeer> run(const Deadline& deadline) {
     for (;;) {
-      for (Peer& peer : peers_) advance(peer);
+      for (Peer& peer : peers_)
+        advance(peer);
       accept_strangers();
       const std::vector<uint32_t> unfinished = unfinished_ranks();
       if (unfinished.empty()) break;
+      if (probe_at_.passed()) probe();
       if (deadline.passed()) {
         throw Timeout(str("connect: rank ", job_.rank, " could not swap windows in time with ",
                           rank_list(unfinished)),
@@ -143,7 +149,8 @@ class Builder {
       wait(deadline);
     }
     std::vector<MeshPeer> done;
-    for (Peer& peer : peers_) done.push_back({std::move(*peer.link), std::move(peer.file)});
+    for (Peer& peer : peers_)
+      done.push_back({std::move(*peer.link), std::move(peer.file)});
     return done;
   }
 
@@ -168,21 +175,32 @@ class Builder {
   }
 
   void advance(Peer& peer) {
-    if (!peer.link && peer.rank < job_.rank) dial(peer);
+    if (!peer.link && peer.rank < job_.rank) {
+      if (Fd socket = dial(peer.rank)) peer.link.emplace(peer.rank, std::move(socket));
+    }
     if (!peer.link) return;
     if (!peer.has_sent) send(peer);
     if (!peer.file) receive(peer);
   }
 
-  void dial(Peer& peer) {
+  // Empty when its backlog is full.
+  Fd dial(uint32_t peer) const {
     Fd socket = open_socket(job_.rank);
     socklen_t num_bytes = 0;
-    const sockaddr_un address = address_of(job_.doors[peer.rank].name, num_bytes);
-    if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), num_bytes) == 0) {
-      peer.link.emplace(peer.rank, std::move(socket));
-    } else if (errno != EAGAIN && errno != EINTR) {  // EAGAIN: its backlog is full
-      lose(peer.rank, errno_text(errno));
+    const sockaddr_un address = address_of(job_.doors[peer].name, num_bytes);
+    if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), num_bytes) == 0)
+      return socket;
+    if (errno != EAGAIN && errno != EINTR) lose(peer, errno_text(errno));
+    return Fd();
+  }
+
+  // A higher rank connects here, so only a look at its door tells that it has failed or is dead:
+  // the door is open until the rank is connected to all, this one included.
+  void probe() {
+    for (const Peer& peer : peers_) {
+      if (!peer.link && peer.rank > job_.rank) dial(peer.rank);
     }
+    probe_at_ = Deadline(kProbeS);
   }
 
   void send(Peer& peer) {
@@ -206,8 +224,8 @@ class Builder {
 
   bool is_from(const Message& message, int socket, uint32_t rank) const {
     const Greeting& greeting = message.greeting;
-    return message.kind == Message::Kind::kGood && greeting.from == rank && greeting.to == job_.rank &&
-           greeting.secret_from == job_.doors[rank].secret &&
+    return message.kind == Message::Kind::kGood && greeting.from == rank &&
+           greeting.to == job_.rank && greeting.secret_from == job_.doors[rank].secret &&
            greeting.secret_to == job_.doors[job_.rank].secret &&
            credentials(socket).uid == ::geteuid();
   }
@@ -236,17 +254,21 @@ class Builder {
     std::vector<pollfd> fds{{listener_.fd(), POLLIN, 0}};
     bool must_retry = false;
     for (const Peer& peer : peers_) {
-      must_retry = must_retry || (!peer.link && peer.rank < job_.rank) || (peer.link && !peer.has_sent);
+      must_retry =
+          must_retry || (!peer.link && peer.rank < job_.rank) || (peer.link && !peer.has_sent);
       if (peer.link && !peer.file) fds.push_back({peer.link->socket(), POLLIN, 0});
     }
-    for (const Fd& stranger : strangers_) fds.push_back({stranger.get(), POLLIN, 0});
-    wait_ready(fds, must_retry ? Deadline(std::min(kRetryS, deadline.remaining_s())) : deadline);
+    for (const Fd& stranger : strangers_)
+      fds.push_back({stranger.get(), POLLIN, 0});
+    const double bound_s = must_retry ? kRetryS : probe_at_.remaining_s();
+    wait_ready(fds, Deadline(std::min(bound_s, deadline.remaining_s())));
   }
 
   const MeshRequest& job_;
   const MeshListener& listener_;
   std::vector<Peer> peers_;
   std::vector<Fd> strangers_;
+  Deadline probe_at_{kProbeS};
 };
 
 }  // namespace
@@ -266,11 +288,13 @@ MeshListener::MeshListener(uint32_t rank)
   const sockaddr_un address = address_of(door_.name, num_bytes);
   if (::bind(fd_.get(), reinterpret_cast<const sockaddr*>(&address), num_bytes) != 0 ||
       ::listen(fd_.get(), kListenBacklog) != 0) {
-    throw Unsupported(str("rank ", rank, " cannot listen at an abstract unix name: ", errno_text(errno)));
+    throw Unsupported(
+        str("rank ", rank, " cannot listen at an abstract unix name: ", errno_text(errno)));
   }
 }
 
-Link::Link(uint32_t rank, Fd socket) : rank_(rank), owner_pid_(::getpid()), socket_(std::move(socket)) {
+Link::Link(uint32_t rank, Fd socket)
+    : rank_(rank), owner_pid_(::getpid()), socket_(std::move(socket)) {
   const pid_t pid = credentials(socket_.get()).pid;
   // 0: a process of a pid namespace that this one does not see.  Without it the socket must do.
   if (pid > 0) process_ = Fd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
@@ -281,7 +305,8 @@ Link::~Link() {
   if (socket_ && ::getpid() == owner_pid_) ::shutdown(socket_.get(), SHUT_RDWR);
 }
 
-std::vector<MeshPeer> connect_mesh(const MeshRequest& request, const MeshListener& listener,
+std::vector<MeshPeer> connect_mesh(const MeshRequest& request,
+                                   const MeshListener& listener,
                                    const Deadline& deadline) {
   return Builder(request, listener).run(deadline);
 }

@@ -1,12 +1,15 @@
-// One socket between every two processes' ranks: it passes the windows, and later tells that a peer is gone.
+// One socket between every two ranks of different processes: it passes the windows, and later tells
+// that a peer is gone.
 //
-// State:    every rank has a listener with a random abstract name, and a secret; the group knows both.
-// Writers:  rank i connects to every lower rank of another process and sends one message: a greeting with both
-//           secrets, and its window's file.  Who accepts answers likewise.
+// State:    every rank has a listener with a random abstract name, and a secret; the group knows
+//           both.
+// Writers:  rank i connects to every lower rank of another process and sends one message: a
+//           greeting with both secrets, and its window's file.  Who accepts answers likewise.
 // Readers:  each checks the peer's user and the greeting.  A stranger that connects is dropped.
-// Pairing:  all sends and receives of a rank run in one loop that never blocks on one peer, so no order of ranks
-//           can deadlock, nor can the kernel's bound of descriptors in flight.
-// The name is no protection (/proc/net/unix shows it); the secret is.  The listener is gone when all are connected.
+// Pairing:  all sends and receives of a rank run in one loop that never blocks on one peer, so no
+//           order of ranks can deadlock, nor can the kernel's bound of descriptors in flight.
+// The name is no protection (/proc/net/unix shows it); the secret is.  The listener is closed when
+// all are connected, or its rank fails, which the others then see.
 #pragma once
 
 #include <array>
@@ -40,7 +43,7 @@ class MeshListener {
   Fd fd_;
 };
 
-// The connection to a peer.  Its end hangs up, except in a forked child, which only closes its copy.
+// The connection to a peer.  Its end hangs up; in a forked child it only closes the child's copy.
 class Link {
  public:
   Link(uint32_t rank, Fd socket);
@@ -50,7 +53,8 @@ class Link {
 
   uint32_t rank() const { return rank_; }
   int socket() const { return socket_.get(); }
-  // The peer's process, or -1.  A child that the peer forked keeps the socket open after the peer's end.
+  // A pidfd of the peer's process, or -1.  After the peer's end a child that it forked may keep the
+  // socket open.
   int process() const { return process_.get(); }
 
  private:
@@ -73,7 +77,8 @@ struct MeshRequest {
 
 // Connects to all remote ranks and swaps window files; the result is in the order of `remote`.
 // Throws Timeout, PeerLost, CapacityError.
-std::vector<MeshPeer> connect_mesh(const MeshRequest& request, const MeshListener& listener,
+std::vector<MeshPeer> connect_mesh(const MeshRequest& request,
+                                   const MeshListener& listener,
                                    const Deadline& deadline);
 
 }  // namespace ep::fabric

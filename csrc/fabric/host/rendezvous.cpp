@@ -12,7 +12,8 @@ namespace {
 
 constexpr uint32_t kVersion = 1;
 constexpr size_t kMaxStrangers = 1024;
-constexpr double kDialS = 5.0;  // of one try, so that an address that swallows packets is not the only one
+constexpr double kDialS =
+    5.0;  // of one try, so that an address that swallows packets is not the only one
 
 struct Hello {
   uint32_t version, rank, num_ranks;
@@ -50,8 +51,10 @@ class Reception {
 
   void wait() {
     std::vector<pollfd> fds;
-    for (const Fd& listener : listeners_) fds.push_back({listener.get(), POLLIN, 0});
-    for (const auto& stranger : strangers_) fds.push_back({stranger->fd(), POLLIN, 0});
+    for (const Fd& listener : listeners_)
+      fds.push_back({listener.get(), POLLIN, 0});
+    for (const auto& stranger : strangers_)
+      fds.push_back({stranger->fd(), POLLIN, 0});
     for (const auto& peer : peers_) {
       if (peer) fds.push_back({peer->fd(), peer->poll_events(), 0});
     }
@@ -96,8 +99,8 @@ class Reception {
       text = str("protocol version differs: rank 0 has ", kVersion, ", rank ", hello.rank, " has ",
                  hello.version);
     } else if (hello.num_ranks != num_ranks) {
-      text = str("num_ranks differs: rank 0 was given ", num_ranks, ", rank ", hello.rank, " was given ",
-                 hello.num_ranks);
+      text = str("num_ranks differs: rank 0 was given ", num_ranks, ", rank ", hello.rank,
+                 " was given ", hello.num_ranks);
     } else if (hello.rank >= num_ranks) {
       return;
     } else if (hello.rank == 0 || peers_[hello.rank]) {
@@ -119,7 +122,8 @@ class Reception {
     for (uint32_t rank = 1; rank < peers_.size(); ++rank) {
       if (!peers_[rank]) continue;
       peers_[rank]->flush();
-      peers_[rank]->receive([&](Frame&&) { return is_abandoned = true; });  // nothing else to say yet
+      peers_[rank]->receive(
+          [&](Frame&&) { return is_abandoned = true; });  // nothing else to say yet
       if (peers_[rank]->is_closed()) lost.push_back(rank);
     }
     if (!lost.empty()) fail({Cause::kLost, 0, std::move(lost)});
@@ -230,6 +234,8 @@ std::vector<std::unique_ptr<Connection>> receive_ranks(const Meeting& meeting) {
   return Reception(meeting).run();
 }
 
-std::unique_ptr<Connection> join_rank_0(const Meeting& meeting) { return Guest(meeting).run(); }
+std::unique_ptr<Connection> join_rank_0(const Meeting& meeting) {
+  return Guest(meeting).run();
+}
 
 }  // namespace ep::fabric

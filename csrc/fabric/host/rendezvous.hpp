@@ -4,12 +4,13 @@
 //   connects, again and again                listens, accepts
 //   Hello {version, rank, num_ranks}  ---->  checks it
 //                                     <----  Admitted
-//                                     <----  Welcome, once everybody is here; then it stops listening
-//                                     <----  or Verdict: who is missing or lost, which arguments differ
+//                                     <----  Welcome, once everybody is here (it listens no more),
+//                                            or Verdict: who is missing or lost, what differs
 //   Abandon when its time is up       ---->  ends the meeting for everybody
 //
-// Who connects and says something else, or nothing, is dropped; rank 0 keeps accepting.  A connection that
-// closes before Admitted is tried again; one that closes after it means that its peer is lost.
+// Who connects and says something else, or nothing, is dropped; rank 0 keeps accepting.  A
+// connection that closes before Admitted is tried again; one that closes after it means that its
+// peer is lost.
 #pragma once
 
 #include <memory>

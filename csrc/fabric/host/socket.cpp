@@ -1,13 +1,13 @@
 #include "fabric/host/socket.hpp"
 
+#include <cerrno>
+#include <cstring>
+#include <memory>
+
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/resource.h>
-
-#include <cerrno>
-#include <cstring>
-#include <memory>
 
 #include "common/text.hpp"
 #include "ep/error.hpp"
@@ -15,7 +15,7 @@
 namespace ep::fabric {
 namespace {
 
-constexpr int kListenBacklog = 1024;  // MAX num_ranks; the system may cap it
+constexpr int kListenBacklog = 1024;  // the most ranks there can be; the system may cap it
 
 void set_option(int fd, int level, int name) {
   const int on = 1;
@@ -40,8 +40,10 @@ bool same(const SocketAddress& a, const SocketAddress& b) {
 bool is_connected_to_itself(int fd) {
   SocketAddress here{}, there{};
   here.num_bytes = there.num_bytes = sizeof(sockaddr_storage);
-  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&here.storage), &here.num_bytes) != 0) return false;
-  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&there.storage), &there.num_bytes) != 0) return false;
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&here.storage), &here.num_bytes) != 0)
+    return false;
+  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&there.storage), &there.num_bytes) != 0)
+    return false;
   return same(here, there);
 }
 
@@ -54,8 +56,8 @@ std::string errno_text(int error) {
 
 HostPort parse_address(const std::string& address) {
   const auto refuse = [&](const char* why) {
-    throw InvalidArgument(str("address=\"", address, "\": ", why,
-                              "; it must be \"host:port\" or \"[ipv6]:port\""));
+    throw InvalidArgument(
+        str("address=\"", address, "\": ", why, "; it must be \"host:port\" or \"[ipv6]:port\""));
   };
   const size_t colon = address.rfind(':');
   if (colon == std::string::npos) refuse("there is no port");
@@ -94,7 +96,8 @@ std::vector<SocketAddress> resolve(const HostPort& place) {
     std::memcpy(&address.storage, info->ai_addr, info->ai_addrlen);
     address.num_bytes = info->ai_addrlen;
     bool known = false;
-    for (const SocketAddress& other : addresses) known = known || same(address, other);
+    for (const SocketAddress& other : addresses)
+      known = known || same(address, other);
     if (!known) addresses.push_back(address);
   }
   return addresses;
@@ -103,7 +106,8 @@ std::vector<SocketAddress> resolve(const HostPort& place) {
 std::vector<Fd> listen_at(const HostPort& place) {
   std::vector<Fd> listeners;
   int last_error = EADDRNOTAVAIL;
-  for (const SocketAddress& address : resolve(place)) {
+  const std::vector<SocketAddress> addresses = resolve(place);
+  for (const SocketAddress& address : addresses) {
     Fd fd = open_socket(address);
     if (!fd) {
       last_error = errno;
@@ -123,9 +127,13 @@ std::vector<Fd> listen_at(const HostPort& place) {
                                 place.port, ": ", errno_text(last_error)));
     }
   }
+  if (listeners.empty() && addresses.empty()) {
+    throw InvalidArgument(str("address: host \"", place.host, "\" cannot be resolved on rank 0"));
+  }
   if (listeners.empty()) {
-    throw InvalidArgument(str("address: host \"", place.host, "\" is no address of rank 0's machine (",
-                              errno_text(last_error), ")"));
+    throw InvalidArgument(str("address: host \"", place.host,
+                              "\" is no address of rank 0's machine (", errno_text(last_error),
+                              ")"));
   }
   return listeners;
 }
@@ -162,8 +170,8 @@ Fd dial(const SocketAddress& address, const Deadline& deadline, int& error) {
 CapacityError descriptor_shortage(uint32_t rank, int error) {
   rlimit limit{};
   ::getrlimit(RLIMIT_NOFILE, &limit);
-  return CapacityError(str("rank ", rank, " has no descriptor for another peer: ", errno_text(error),
-                           " (RLIMIT_NOFILE is ", limit.rlim_cur, ")"),
+  return CapacityError(str("rank ", rank, " has no descriptor for another peer: ",
+                           errno_text(error), " (RLIMIT_NOFILE is ", limit.rlim_cur, ")"),
                        rank, limit.rlim_cur + 1, limit.rlim_cur);
 }
 

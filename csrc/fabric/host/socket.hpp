@@ -1,14 +1,14 @@
-// Sockets: addresses, listening, dialling, waiting.  Every descriptor is non-blocking and close-on-exec.
+// Sockets: addresses, listening, dialling, waiting.  All are non-blocking and close-on-exec.
 #pragma once
-
-#include <poll.h>
-#include <sys/socket.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
+
+#include <poll.h>
+#include <sys/socket.h>
 
 #include "ep/error.hpp"
 #include "fabric/host/deadline.hpp"
@@ -31,20 +31,20 @@ struct SocketAddress {
   socklen_t num_bytes = 0;
 };
 
-// What the host is called on the network, in the resolver's order, each once.  Empty when the resolver
-// asks to be called again later.  Throws InvalidArgument when there is no such host.
+// What the host is called on the network, in the resolver's order, each once.  Empty when the
+// resolver asks to be called again later.  Throws InvalidArgument when there is no such host.
 std::vector<SocketAddress> resolve(const HostPort& place);
 
-// Listens at every address of the host that this machine has.  A name may mean several ("localhost":
-// ::1 and 127.0.0.1), and callers may try any of them first, where another job must not sit.
-// Throws InvalidArgument when an address is taken or none is of this machine.
+// Listens at every address of the host that this machine has.  A name may mean several
+// ("localhost": ::1 and 127.0.0.1), and callers may try any of them first, where another job must
+// not sit.  Throws InvalidArgument when an address is taken or none is of this machine.
 std::vector<Fd> listen_at(const HostPort& place);
 
 // Connects; on failure the result is empty and `error` says why.
 Fd dial(const SocketAddress& address, const Deadline& deadline, int& error);
 
-// The next waiting connection; empty when there is none.  Throws CapacityError of `rank`, who listens,
-// when the process has no descriptor left.
+// The next waiting connection; empty when there is none.  Throws CapacityError of `rank`, who
+// listens, when the process has no descriptor left.
 Fd accept_from(int listener, uint32_t rank);
 
 // What `rank` throws where a call failed with EMFILE or ENFILE.

@@ -2,21 +2,23 @@
 //
 // Calls are numbered from 1 ("round"); call 0 is the meeting (rendezvous.hpp).
 //
-// State:    rank 0: the number of its call, and of every other rank the last call it contributed to, with the
-//           bytes, and whether it abandoned that call.  Rank r: the number of its call.
-// Writers:  rank r sends Contribution(k) when it enters call k; Abandon(k) when its time is up, and then waits
-//           kVerdictGraceS more.  Rank 0 sends Result(k) when all contributions of call k are there, or Verdict(f),
-//           f >= k, which ends every call up to f that has no result.
-// Readers:  rank 0 ignores what is older than its call and keeps what is newer for the call it belongs to.  Rank r
-//           ignores results and verdicts of calls older than its own.
-// Pairing:  a result is sent only while nobody has abandoned the call, so either all ranks get it or none does
-//           (except for a rank that rank 0's answer does not reach in time).  Whoever's time is up first ends the
-//           call for all.  A rank that comes too late for call k finds Verdict(f), raises PeerError once, however
-//           many calls it missed, and goes on at f + 1, where the others are.  If rank 0 is the late one, it finds
-//           the others' Abandon, sends the verdict for all calls they have given up, and goes on behind them.
+// State:    rank 0: the number of its call, and of every other rank the last call it contributed
+//           to, with the bytes, and whether it abandoned that call.  Rank r: the number of its
+//           call.
+// Writers:  rank r sends Contribution(k) when it enters call k; Abandon(k) when its time is up, and
+//           then waits kVerdictGraceS more.  Rank 0 sends Result(k) when all contributions of call
+//           k are there, or Verdict(f), f >= k, which ends every call up to f that has no result.
+// Readers:  rank 0 ignores what is older than its call and keeps what is newer for the call it
+//           belongs to.  Rank r ignores results and verdicts of calls older than its own.
+// Pairing:  a result is sent only while nobody has abandoned the call, so either all ranks get it
+//           or none does (except for a rank that rank 0's answer does not reach in time).
+//           Whoever's time is up first ends the call for all.  A rank that comes too late for call
+//           k finds Verdict(f), raises PeerError once, however many calls it missed, and goes on at
+//           f + 1, where the others are.  If rank 0 is the late one, it finds the others' Abandon,
+//           sends the verdict for all calls they have given up, and goes on behind them.
 //           Contributions are therefore never paired across different calls.
-// Invariant: one contribution per rank is kept, and at most one result and one verdict wait to be sent to a rank,
-//           so memory is bounded however late a rank is.
+// Invariant: one contribution per rank is kept, and at most one result and one verdict wait to be
+//           sent to a rank, so memory is bounded however late a rank is.
 // A lost connection is final: this call and all later ones raise PeerLost.
 #include <algorithm>
 #include <cstring>
@@ -81,7 +83,8 @@ class Hub final : public Communicator {
     await_contributions(deadline);
     std::vector<Bytes> by_rank(peers_.size());
     by_rank[0].assign(mine.begin(), mine.end());
-    for (size_t rank = 1; rank < peers_.size(); ++rank) by_rank[rank] = std::move(peers_[rank].bytes);
+    for (size_t rank = 1; rank < peers_.size(); ++rank)
+      by_rank[rank] = std::move(peers_[rank].bytes);
     send_result(std::make_shared<const Bytes>(pack(by_rank)), deadline);
     return by_rank;
   }
@@ -89,7 +92,7 @@ class Hub final : public Communicator {
  private:
   struct Peer {
     std::unique_ptr<Connection> connection{};
-    uint64_t round = 0;         // of its last contribution
+    uint64_t round = 0;          // of its last contribution
     bool has_abandoned = false;  // that round
     Bytes bytes{};
 
@@ -102,7 +105,8 @@ class Hub final : public Communicator {
     for (bool is_first_look = true;; is_first_look = false) {
       hear();
       if (!lost_.empty()) fail({Cause::kLost, round_, lost_});
-      std::vector<uint32_t> missing = ranks_where([&](const Peer& peer) { return peer.round < round_; });
+      std::vector<uint32_t> missing =
+          ranks_where([&](const Peer& peer) { return peer.round < round_; });
       const bool gave_up =
           !ranks_where([&](const Peer& peer) { return peer.gave_up_on(round_); }).empty();
       if (missing.empty() && !gave_up) return;
@@ -164,7 +168,8 @@ class Hub final : public Communicator {
   void wait(const Deadline& deadline) {
     std::vector<pollfd> fds;
     for (const Peer& peer : peers_) {
-      if (peer.connection) fds.push_back({peer.connection->fd(), peer.connection->poll_events(), 0});
+      if (peer.connection)
+        fds.push_back({peer.connection->fd(), peer.connection->poll_events(), 0});
     }
     wait_ready(fds, deadline);
   }
@@ -206,7 +211,8 @@ class Spoke final : public Communicator {
     Deadline deadline(timeout_s);
     const Place place{rank_, num_ranks_, timeout_s, kPhase};
     if (!lost_.empty()) raise({Cause::kLost, round_, lost_}, place);
-    hub_->send(FrameKind::kContribution, ++round_, std::make_shared<const Bytes>(mine.begin(), mine.end()));
+    hub_->send(FrameKind::kContribution, ++round_,
+               std::make_shared<const Bytes>(mine.begin(), mine.end()));
     for (bool has_abandoned = false;;) {
       hub_->flush();
       Answer answer = hear();
@@ -230,8 +236,8 @@ class Spoke final : public Communicator {
     std::optional<Verdict> verdict{};
   };
 
-  // The answer to this call, if it has come; older ones are dropped.  Of several verdicts the last counts:
-  // this rank goes on behind it.
+  // The answer to this call, if it has come; older ones are dropped.  Of several verdicts the last
+  // counts: this rank goes on behind it.
   Answer hear() {
     Answer answer;
     bool is_nonsense = false;
@@ -266,8 +272,10 @@ class Spoke final : public Communicator {
 
 namespace ep {
 
-std::shared_ptr<Communicator> Communicator::tcp(const std::string& address, uint32_t rank,
-                                                uint32_t num_ranks, double timeout_s) {
+std::shared_ptr<Communicator> Communicator::tcp(const std::string& address,
+                                                uint32_t rank,
+                                                uint32_t num_ranks,
+                                                double timeout_s) {
   fabric::check_ranks(rank, num_ranks);
   const fabric::Meeting meeting{fabric::parse_address(address),
                                 {rank, num_ranks, timeout_s, "connect"},

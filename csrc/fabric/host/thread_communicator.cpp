@@ -1,12 +1,14 @@
 // Communicator::threads: the ranks share a room in which one call at a time is open.
 //
-// State:    room: the open call and the ranks that left for good; call: who has contributed, and how it ended.
-// Writers:  a rank adds its bytes to the open call.  The last to come, or the first whose time is up, or a rank that
-//           leaves, ends the call for all and opens the next.
-// Readers:  the ranks that contributed to the call; they hold it, so its result stays until the last has it.
-// Pairing:  everything under the room's mutex, except that the bytes of a call that has ended are read without.
-//           A rank that finds a later call open than it expects was too late: it raises PeerError once, however
-//           many calls it missed, and its next call is the open one.
+// State:    room: the open call and the ranks that left for good; call: who has contributed, and
+//           how it ended.
+// Writers:  a rank adds its bytes to the open call.  The last to come, or the first whose time is
+//           up, or a rank that leaves, ends the call for all and opens the next.
+// Readers:  the ranks that contributed to the call; they hold it, so its result stays until the
+//           last has it.
+// Pairing:  everything under the room's mutex, except that the bytes of a call that has ended are
+//           read without.  A rank that finds a later call open than it expects was too late: it
+//           raises PeerError once, however many calls it missed, and its next call is the open one.
 // A rank that has left is final: this call and all later ones raise PeerLost.
 #include <algorithm>
 #include <condition_variable>
@@ -25,7 +27,8 @@ using fabric::Verdict;
 using Bytes = Communicator::Bytes;
 
 struct Call {
-  Call(uint64_t number_, uint32_t num_ranks) : number(number_), has_come(num_ranks), bytes(num_ranks) {}
+  Call(uint64_t number_, uint32_t num_ranks)
+      : number(number_), has_come(num_ranks), bytes(num_ranks) {}
 
   std::vector<uint32_t> missing() const {
     std::vector<uint32_t> ranks;
@@ -65,7 +68,8 @@ struct Room {
 
 class ThreadCommunicator final : public Communicator {
  public:
-  ThreadCommunicator(std::shared_ptr<Room> room, uint32_t rank) : room_(std::move(room)), rank_(rank) {}
+  ThreadCommunicator(std::shared_ptr<Room> room, uint32_t rank)
+      : room_(std::move(room)), rank_(rank) {}
 
   ~ThreadCommunicator() override {
     const std::lock_guard lock(room_->mutex);

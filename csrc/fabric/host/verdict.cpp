@@ -23,14 +23,14 @@ std::vector<uint32_t> others(const std::vector<uint32_t>& ranks, uint32_t num_ra
 [[noreturn]] void raise_timeout(const Verdict& verdict, const Place& place) {
   const std::vector<uint32_t>& missing = verdict.ranks;
   if (std::find(missing.begin(), missing.end(), place.rank) == missing.end()) {
-    throw Timeout(str(place.phase, ": rank ", place.rank, " waited up to ", place.timeout_s, " s for ",
-                      rank_list(missing), " (call ", verdict.round, ")", verdict.text),
+    throw Timeout(str(place.phase, ": rank ", place.rank, " waited up to ", place.timeout_s,
+                      " s for ", rank_list(missing), " (call ", verdict.round, ")", verdict.text),
                   missing, place.phase);
   }
   const std::vector<uint32_t> waiters = others(missing, place.num_ranks);
   const std::string reason = str("gave up on call ", verdict.round);
-  throw PeerError(str(place.phase, ": rank ", place.rank, " came too late: ", rank_list(waiters), " ",
-                      reason, "; the next call can succeed"),
+  throw PeerError(str(place.phase, ": rank ", place.rank, " came too late: ", rank_list(waiters),
+                      " ", reason, "; the next call can succeed"),
                   waiters, reason);
 }
 
@@ -56,11 +56,14 @@ Communicator::Bytes encode(const Verdict& verdict) {
   words.insert(words.end(), verdict.ranks.begin(), verdict.ranks.end());
   Communicator::Bytes bytes(words.size() * sizeof(uint32_t) + verdict.text.size());
   std::memcpy(bytes.data(), words.data(), words.size() * sizeof(uint32_t));
-  std::memcpy(bytes.data() + words.size() * sizeof(uint32_t), verdict.text.data(), verdict.text.size());
+  std::memcpy(bytes.data() + words.size() * sizeof(uint32_t), verdict.text.data(),
+              verdict.text.size());
   return bytes;
 }
 
-std::optional<Verdict> decode(std::span<const std::byte> bytes, uint64_t round, uint32_t num_ranks) {
+std::optional<Verdict> decode(std::span<const std::byte> bytes,
+                              uint64_t round,
+                              uint32_t num_ranks) {
   const auto word = [&](size_t i) {
     uint32_t value = 0;
     std::memcpy(&value, bytes.data() + i * sizeof value, sizeof value);
@@ -77,7 +80,8 @@ std::optional<Verdict> decode(std::span<const std::byte> bytes, uint64_t round, 
     if (rank >= num_ranks) return std::nullopt;
     verdict.ranks.push_back(rank);
   }
-  verdict.text.assign(reinterpret_cast<const char*>(bytes.data()) + text_at, bytes.size() - text_at);
+  verdict.text.assign(reinterpret_cast<const char*>(bytes.data()) + text_at,
+                      bytes.size() - text_at);
   return verdict;
 }
 
@@ -101,8 +105,8 @@ void check_ranks(uint32_t rank, uint32_t num_ranks) {
 
 void check_contribution(std::span<const std::byte> mine) {
   if (mine.size() <= kMaxContributionBytes) return;
-  throw InvalidArgument(str("all_gather: ", mine.size(), " bytes; a rank may give at most ",
-                            kMaxContributionBytes));
+  throw InvalidArgument(
+      str("all_gather: ", mine.size(), " bytes; a rank may give at most ", kMaxContributionBytes));
 }
 
 }  // namespace ep::fabric

@@ -1,16 +1,16 @@
 #include "fabric/host/watcher.hpp"
 
+#include <algorithm>
+#include <cerrno>
+#include <memory>
+#include <system_error>
+
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
-
-#include <algorithm>
-#include <cerrno>
-#include <memory>
-#include <system_error>
 
 #include "common/text.hpp"
 #include "ep/error.hpp"
@@ -47,8 +47,9 @@ void Watcher::start(uint32_t rank, std::function<void(uint32_t rank)> on_lost) {
   try {
     thread_ = std::thread([this] { run(); });
   } catch (const std::system_error& error) {
-    throw CapacityError(str("rank ", rank, " cannot start the thread that watches peers: ", error.what()),
-                        rank, 1, 0);
+    throw CapacityError(
+        str("rank ", rank, " cannot start the thread that watches peers: ", error.what()), rank, 1,
+        0);
   }
   (void)::pthread_setname_np(thread_.native_handle(), "ep-watch");
 }
@@ -91,7 +92,8 @@ void Watcher::run() {
 }
 
 bool Watcher::is_gone(const Peer& peer, short socket_events, short process_events) const {
-  if (process_events != 0 || (socket_events & (POLLHUP | POLLRDHUP | POLLERR | POLLNVAL)) != 0) return true;
+  if (process_events != 0 || (socket_events & (POLLHUP | POLLRDHUP | POLLERR | POLLNVAL)) != 0)
+    return true;
   if ((socket_events & POLLIN) == 0) return false;
   // Nobody sends anything after the set-up; whatever it is must not keep poll() from sleeping.
   char ignored[64];

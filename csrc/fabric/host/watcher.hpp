@@ -10,7 +10,7 @@
 
 namespace ep::fabric {
 
-// Sleeps in poll() on the peers' sockets and processes: no work while all is well, and a hang-up is seen at once.
+// Sleeps in poll() on the peers' sockets and processes: no work while all is well.
 // Thread safety: one start() or stop() at a time.
 class Watcher {
  public:
@@ -26,12 +26,13 @@ class Watcher {
   Watcher(const Watcher&) = delete;
   Watcher& operator=(const Watcher&) = delete;
 
-  // REQUIRES: not started.  `on_lost` is called from a thread of this object, must not throw, and once per peer
-  // over all starts.  Without peers there is no thread.  Throws CapacityError of `rank`, who watches.
+  // REQUIRES: not started.  `on_lost` is called from a thread of this object, must not throw, and
+  // once per peer over all starts.  Without peers there is no thread.  Throws CapacityError of
+  // `rank`, who watches.
   void start(uint32_t rank, std::function<void(uint32_t rank)> on_lost);
 
-  // No call after it returns, except to an `on_lost` that calls it.  In a forked child, which has no such thread,
-  // it does nothing but forget it.
+  // No call after it returns, except to an `on_lost` that calls it.  In a forked child, which has
+  // no such thread, it does nothing but forget it.
   void stop() noexcept;
 
  private:

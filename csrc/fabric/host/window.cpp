@@ -1,14 +1,14 @@
 #include "fabric/host/window.hpp"
 
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <algorithm>
-#include <cerrno>
-#include <utility>
 
 #include "common/math.hpp"
 #include "common/text.hpp"
@@ -30,14 +30,19 @@ uint64_t soft_limit(__rlimit_resource resource) {
   return limit.rlim_cur;
 }
 
-CapacityError no_window(uint32_t rank, uint64_t num_bytes, uint64_t available, const std::string& why) {
-  return CapacityError(str("rank ", rank, " cannot make a window of ", num_bytes, " bytes: ", why), rank,
-                       num_bytes, available);
+CapacityError no_window(uint32_t rank,
+                        uint64_t num_bytes,
+                        uint64_t available,
+                        const std::string& why) {
+  return CapacityError(str("rank ", rank, " cannot make a window of ", num_bytes, " bytes: ", why),
+                       rank, num_bytes, available);
 }
 
 }  // namespace
 
-Window::~Window() { ::munmap(base_, round_up_to_pages(num_bytes_)); }
+Window::~Window() {
+  ::munmap(base_, round_up_to_pages(num_bytes_));
+}
 
 Fd create_window_file(uint64_t num_bytes, uint32_t rank) {
   // Beyond this limit ftruncate() does not fail but kills the process with SIGXFSZ.
@@ -59,7 +64,7 @@ Fd create_window_file(uint64_t num_bytes, uint32_t rank) {
 
 std::shared_ptr<Window> map_window(const Fd& file, uint64_t num_bytes, uint32_t rank) {
   const uint64_t map_bytes = round_up_to_pages(num_bytes);
-  struct stat info{};
+  struct stat info {};
   const bool is_ours = ::fstat(file.get(), &info) == 0 && S_ISREG(info.st_mode) &&
                        static_cast<uint64_t>(info.st_size) == map_bytes &&
                        (::fcntl(file.get(), F_GET_SEALS) & kSeals) == kSeals;
@@ -86,9 +91,13 @@ Handover* Handover::offer(std::shared_ptr<Window> window, uint32_t num_takers) {
   return new Handover(std::move(window), num_takers + 1);
 }
 
-std::shared_ptr<Window> Handover::take() { return leave(/*is_owner=*/false); }
+std::shared_ptr<Window> Handover::take() {
+  return leave(/*is_owner=*/false);
+}
 
-void Handover::withdraw() { leave(/*is_owner=*/true); }
+void Handover::withdraw() {
+  leave(/*is_owner=*/true);
+}
 
 std::shared_ptr<Window> Handover::leave(bool is_owner) {
   std::unique_lock lock(mutex_);

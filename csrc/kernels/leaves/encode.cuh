@@ -1,6 +1,7 @@
 // Quantising one row: the fp8 formula of docs (api: fp8_block128 and its scale forms).
 #pragma once
 
+#include "common/math.hpp"
 #include "common/numeric.hpp"
 #include "kernels/coop.hpp"
 #include "kernels/config.hpp"
