@@ -6,8 +6,8 @@
 #include "ep/ep.hpp"
 
 void run_rank(std::shared_ptr<ep::Communicator> group) {
-  ep::EPBuffer buffer(
-      group, {.num_experts = 4, .num_topk = 2, .hidden = 8, .max_tokens_per_rank = 16});
+  ep::EPBuffer buffer(group,
+                      {.num_experts = 4, .num_topk = 2, .hidden = 8, .max_tokens_per_rank = 16});
   std::vector<float> tokens(2 * 8, 1.0f + static_cast<float>(buffer.rank()));  // T = 2, H = 8
   std::vector<int32_t> experts = {0, 3, 2, -1};  // [T, K]: token 1 has one expert only
 
@@ -20,7 +20,8 @@ void run_rank(std::shared_ptr<ep::Communicator> group) {
   ep::Tensor output = buffer.expert_output(rows.handle, 8, ep::DType::kFloat32);
   const auto* in = static_cast<const float*>(rows.x.data);
   auto* out = static_cast<float*>(output.data);
-  for (uint64_t i = 0; i < *rows.num_rows * 8; ++i) out[i] = 2.0f * in[i];
+  for (uint64_t i = 0; i < *rows.num_rows * 8; ++i)
+    out[i] = 2.0f * in[i];
 
   ep::CombineResult result = buffer.combine({.x = output, .handle = &rows.handle});
   const auto* y = static_cast<const float*>(result.x.data);
@@ -30,6 +31,8 @@ void run_rank(std::shared_ptr<ep::Communicator> group) {
 
 int main() {
   std::vector<std::thread> ranks;
-  for (const auto& group : ep::Communicator::threads(2)) ranks.emplace_back(run_rank, group);
-  for (std::thread& rank : ranks) rank.join();
+  for (const auto& group : ep::Communicator::threads(2))
+    ranks.emplace_back(run_rank, group);
+  for (std::thread& rank : ranks)
+    rank.join();
 }

@@ -43,7 +43,8 @@ void Barrier::wait() {
   }
   arrived_.store(0, std::memory_order_relaxed);
   opened_ns_.store(now_ns(), std::memory_order_relaxed);
-  // Sequentially consistent against sleepers_: either a sleeper is seen here, or it sees the change.
+  // Sequentially consistent against sleepers_: either a sleeper is seen here, or it sees the
+  // change.
   generation_.store(generation + 1, std::memory_order_seq_cst);
   if (sleepers_.load(std::memory_order_seq_cst) > 0) futex(generation_, FUTEX_WAKE, INT_MAX);
 }

@@ -1,10 +1,12 @@
-// Where ranks, threads or processes, meet between contenders.  It is not the library's: what is measured
-// must not set the pace.
+// Where ranks, threads or processes, meet between contenders.  It is not the library's: what is
+// measured must not set the pace.
 //
 // State:    how many have arrived, and the generation: how often the barrier has opened.
-// Writers:  arriving ranks add themselves; the last one zeroes the count, then advances the generation.
+// Writers:  arriving ranks add themselves; the last one zeroes the count, then advances the
+//           generation.
 // Readers:  those who wait for the generation to move.
-// Pairing:  the last rank's release of the generation makes everything the ranks did before visible.
+// Pairing:  the last rank's release of the generation makes everything the ranks did before
+//           visible.
 // After stop() every present and future wait throws Stopped.
 #pragma once
 

@@ -21,7 +21,8 @@ class JsonReport {
   void add(const LatencyResult& result);
   void add(const GrowthResult& result);
 
-  // Ends the document and writes it to a path or, "-", to standard output.  Throws std::system_error.
+  // Ends the document and writes it to a path or, "-", to standard output.  Throws
+  // std::system_error.
   void write(const std::string& path);
 
  private:

@@ -25,8 +25,9 @@ float decode_fp16(uint16_t bits) {
   return (bits & 0x8000u) ? -magnitude : magnitude;
 }
 
-// The significand has `num_bits` explicit bits, the smallest normal number is 2^least_exponent; codes of
-// a format like that count up through its values, so a carry into the exponent needs no case.
+// The significand has `num_bits` explicit bits, the smallest normal number is 2^least_exponent;
+// codes of a format like that count up through its values, so a carry into the exponent needs no
+// case.
 uint32_t encode_small_float(float magnitude, int num_bits, int least_exponent) {
   const int own = static_cast<int>(std::bit_cast<uint32_t>(magnitude) >> 23) - 127;
   const int exponent = std::max(own, least_exponent);

@@ -1,4 +1,5 @@
-// Number formats, written from their definitions and not from the library: --verify compares the two.
+// Number formats, written from their definitions and not from the library: --verify compares the
+// two.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,5 @@
-// Values of command-line options; every function throws UsageError with one line that says what fits.
+// Values of command-line options; every function throws UsageError with one line that says what
+// fits.
 #pragma once
 
 #include <cstdint>

@@ -6,8 +6,8 @@
 
 namespace ep::bench {
 
-// Holds a port without listening at it, so that the system gives it to nobody else until rank 0, which
-// allows the address to be shared, listens there.
+// Holds a port without listening at it, so that the system gives it to nobody else until rank 0,
+// which allows the address to be shared, listens there.
 class ReservedPort {
  public:
   ReservedPort();  // throws std::system_error

@@ -26,8 +26,9 @@ class Supervisor {
   // Forks a process that runs `main`, which does not return, for `ranks`.
   void start(Ranks ranks, const std::function<void(std::function<void()> wake_starter)>& main);
 
-  // Until all processes have ended.  When one fails the others get a moment to end by themselves (they
-  // know more about it); when nothing moves for the timeout and some more, no moment.  Throws RanksFailed.
+  // Until all processes have ended.  When one fails the others get a moment to end by themselves
+  // (they know more about it); when nothing moves for the timeout and some more, no moment.  Throws
+  // RanksFailed.
   void wait();
 
  private:

@@ -61,8 +61,8 @@ class Rounds {
     }
   }
 
-  // Another one in every round, the same on all ranks: what ran before (what it left in the caches, where
-  // its memory was) must not always be to one contender's cost.
+  // Another one in every round, the same on all ranks: what ran before (what it left in the caches,
+  // where its memory was) must not always be to one contender's cost.
   std::vector<size_t> order_of(uint32_t round) const {
     std::vector<size_t> order(contenders_.size());
     std::iota(order.begin(), order.end(), size_t{0});

@@ -12,8 +12,8 @@ struct Term {
   float weight;   // 1: multiplying by it changes nothing
 };
 
-// The rows of a token, in the order in which they are added: layout "rank" has one per rank, where the
-// token's first expert of that rank is.
+// The rows of a token, in the order in which they are added: layout "rank" has one per rank, where
+// the token's first expert of that rank is.
 std::vector<Term> terms_of(const RankData& data, uint32_t token) {
   std::vector<Term> terms;
   std::vector<bool> has_row(data.kase.num_ranks, false);

@@ -97,7 +97,8 @@ class Check {
     expect_shape(got_.scales, n, case_.scale_bytes() / num_bytes(scales), what_, "scales");
   }
 
-  // Layout "rank": all slots, dead where another rank owns the expert.  "expert": the row's own slot.
+  // Layout "rank": all slots, dead where another rank owns the expert.  "expert": the row's own
+  // slot.
   void check_routes(uint64_t i, const Origin& from) const {
     const int64_t first = case_.first_expert(data_.rank);
     const uint64_t slots_at = uint64_t{from.token} * case_.num_topk;

@@ -1,4 +1,5 @@
-// What the ranks send, as functions of seed, rank and token: any rank can work out everybody's data.
+// What the ranks send, as functions of seed, rank and token: any rank can work out everybody's
+// data.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +18,8 @@ std::vector<float> make_weights(const Case& kase, uint32_t rank);
 
 // Ordinary numbers, about 2^-7 to 2 in magnitude (fp16: 1 to 2), of the case's dtype.
 void write_token(const Case& kase, uint32_t rank, uint32_t token, std::byte* row);
-// What the experts answer to a token.  `part`: layout "rank": the answering rank; "expert": the slot.
+// What the experts answer to a token.  `part`: layout "rank": the answering rank; "expert": the
+// slot.
 void write_answer(const Case& kase, uint32_t rank, uint32_t token, uint32_t part, std::byte* row);
 
 // Where a row comes from.

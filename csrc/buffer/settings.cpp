@@ -59,6 +59,7 @@ void check_timeout(double seconds) {
 }
 
 constexpr uint64_t kMaxArenaBytes = 0x7FFFFFFFull * layout::kArenaAlignBytes;
+constexpr uint64_t kUncounted = uint64_t{1} << 62;  // as much, or more
 
 // num_regions worst-case pairs ("expert", K = num_topk): a dispatch's rows and a combine's.  Address space:
 // pages are committed when first written.
@@ -66,7 +67,7 @@ uint64_t default_arena_bytes(const Settings& s) {
   const BufferConfig& c = s.config;
   const uint64_t rows = uint64_t{s.num_ranks} * c.max_tokens_per_rank * c.num_topk;
   // Divided, since 64 bits may not hold the product; what comes on top is less than 1 KiB per row.
-  if (rows > kMaxArenaBytes / (s.token_bytes + s.output_bytes) / c.num_regions) return ~uint64_t{0};
+  if (rows > kUncounted / (s.token_bytes + s.output_bytes) / c.num_regions) return kUncounted;
   layout::OutputShape shape{};
   shape.num_ranks = s.num_ranks;
   shape.max_local_experts = s.max_local_experts;
@@ -118,8 +119,8 @@ Settings make_settings(const BufferConfig& config, uint32_t rank, uint32_t num_r
   s.num_sms = config.num_sms != 0 ? config.num_sms : default_num_sms(std::thread::hardware_concurrency(), num_ranks);
   s.arena_bytes = config.arena_bytes != 0 ? config.arena_bytes : default_arena_bytes(s);
   if (s.arena_bytes > kMaxArenaBytes) {
-    const std::string bytes = s.arena_bytes == ~uint64_t{0} ? "more than 64 bits of" : str(s.arena_bytes);
-    throw InvalidArgument(str("the arena would take ", bytes, " bytes; at most ", kMaxArenaBytes,
+    const char* more = s.arena_bytes == kUncounted ? " or more bytes; at most " : " bytes; at most ";
+    throw InvalidArgument(str("the arena would take ", s.arena_bytes, more, kMaxArenaBytes,
                               " can be addressed: set arena_bytes, or lower max_tokens_per_rank=",
                               config.max_tokens_per_rank));
   }

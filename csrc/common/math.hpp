@@ -15,7 +15,9 @@ EP_HOST_DEVICE constexpr T max_of(T a, T b) {
   return a < b ? b : a;
 }
 
-EP_HOST_DEVICE constexpr uint64_t ceil_div(uint64_t n, uint64_t d) { return (n + d - 1) / d; }
+EP_HOST_DEVICE constexpr uint64_t ceil_div(uint64_t n, uint64_t d) {
+  return (n + d - 1) / d;
+}
 
 // REQUIRES: `alignment` > 0.
 EP_HOST_DEVICE constexpr uint64_t align_up(uint64_t n, uint64_t alignment) {

@@ -18,7 +18,9 @@
 
 namespace ep::kernels {
 
-EP_HOST_DEVICE uint32_t rows_per_channel(const CombineParams& p, uint32_t num_rows, uint32_t num_blocks) {
+EP_HOST_DEVICE uint32_t rows_per_channel(const CombineParams& p,
+                                         uint32_t num_rows,
+                                         uint32_t num_blocks) {
   if (!p.copy && !p.has_row_weights) return 0;
   return max_of(1u, static_cast<uint32_t>(ceil_div(num_rows, num_blocks)));
 }
@@ -39,7 +41,8 @@ EP_HOST_DEVICE void copy_share(Coop& coop, const Operation& op, const CombinePar
                p.x.data + static_cast<int64_t>(row) * p.x.row_stride, p.x.row_bytes);
     }
     if (!p.has_row_weights) continue;
-    float* out = reinterpret_cast<float*>(window + p.row_weights_offset) + row * p.row_weights.num_columns;
+    float* out =
+        reinterpret_cast<float*>(window + p.row_weights_offset) + row * p.row_weights.num_columns;
     for (uint32_t c = coop.thread_rank(); c < p.row_weights.num_columns; c += coop.size()) {
       coop.write(out + c, load_float(p.row_weights, Element::kFP32, row, c));
     }
@@ -77,7 +80,8 @@ EP_HOST_DEVICE bool lead_combine(Coop& coop, Operation& op, const CombineParams&
   for (uint32_t rank = coop.thread_rank(); rank < s.num_ranks; rank += coop.size()) {
     const uint64_t* record = record_from(s, op.bank, rank);
     const auto address = [&](uint32_t word) {
-      return window_of(s, rank) + uint64_t{record_value(coop, record, word)} * layout::kArenaAlignBytes;
+      return window_of(s, rank) +
+             uint64_t{record_value(coop, record, word)} * layout::kArenaAlignBytes;
     };
     Owner& owner = s.scratch.owners[rank];
     owner.rows = address(layout::kBase);
@@ -96,8 +100,9 @@ EP_HOST_DEVICE bool await_row(Coop& coop, Operation& op, uint32_t rank, uint32_t
   const DeviceState& s = *op.state;
   const uint32_t share = s.scratch.owners[rank].rows_per_channel;
   if (share == 0) return true;
-  const uint64_t* word = words_at(
-      s, s.rank, s.window_layout.ready(op.bank, rank, min_of(row / share, layout::kMaxChannels - 1)));
+  const uint64_t* word =
+      words_at(s, s.rank,
+               s.window_layout.ready(op.bank, rank, min_of(row / share, layout::kMaxChannels - 1)));
   const auto ready = [&] {
     return layout::tag_in(coop.template load<Order::kAcquire, Scope::kSystem>(word)) == op.tag;
   };
@@ -105,10 +110,14 @@ EP_HOST_DEVICE bool await_row(Coop& coop, Operation& op, uint32_t rank, uint32_t
 }
 
 template <CombineConfig kConfig, class Coop>
-EP_HOST_DEVICE bool combine_token(Coop& coop, Operation& op, const CombineParams& p, uint64_t token) {
+EP_HOST_DEVICE bool combine_token(Coop& coop,
+                                  Operation& op,
+                                  const CombineParams& p,
+                                  uint64_t token) {
   const DeviceState& s = *op.state;
   constexpr bool kByExpert = kConfig.layout == LayoutKind::kExpert;
-  Terms& terms = *reinterpret_cast<Terms*>(s.scratch.worker_bytes + worker_index(coop) * s.scratch.worker_pitch);
+  Terms& terms = *reinterpret_cast<Terms*>(s.scratch.worker_bytes +
+                                           worker_index(coop) * s.scratch.worker_pitch);
   uint32_t num_terms = 0;
   for (uint32_t k = 0; k < p.num_topk; ++k) {
     const layout::Route route = p.routes[token * p.num_topk + k];
@@ -131,7 +140,8 @@ EP_HOST_DEVICE bool combine_token(Coop& coop, Operation& op, const CombineParams
     if (!kByExpert && (route.rank_and_flags & layout::kFirstSlot) == 0) continue;
     if (coop.thread_rank() == 0) {
       terms.rows[num_terms] = owner.rows + route.row * owner.pitch;
-      if (p.weights.data != nullptr) terms.weights[num_terms] = load_float(p.weights, p.weights_element, token, k);
+      if (p.weights.data != nullptr)
+        terms.weights[num_terms] = load_float(p.weights, p.weights_element, token, k);
     }
     ++num_terms;
   }
@@ -169,7 +179,9 @@ EP_HOST_DEVICE void exchange_read_done(Coop& coop, Operation& op, const CombineP
     return layout::tag_in(coop.template load<Order::kAcquire, Scope::kSystem>(word)) != op.tag;
   };
   for (uint32_t reader = 0; reader < s.num_ranks; ++reader) {
-    if (!wait_until(coop, op, Phase::kReadDone, [&] { return !missing(reader); }, missing)) return;
+    if (!wait_until(
+            coop, op, Phase::kReadDone, [&] { return !missing(reader); }, missing))
+      return;
   }
 }
 
@@ -180,7 +192,8 @@ EP_HOST_DEVICE void combine(Coop coop, const CombineParams& p) {
     const bool leads = coop.block() == 0 && coop.worker() == 0;
     if (coop.block_all(!leads || publish_combine(coop, op, p))) {
       copy_share(coop, op, p);
-      if ((!leads || lead_combine(coop, op, p)) && await_placed(coop, op)) pull_rows<kConfig>(coop, op, p);
+      if ((!leads || lead_combine(coop, op, p)) && await_placed(coop, op))
+        pull_rows<kConfig>(coop, op, p);
     }
   }
   if (!arrive(coop, op, kEnd) || coop.worker() != 0) return;

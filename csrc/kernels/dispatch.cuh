@@ -24,7 +24,8 @@ EP_HOST_DEVICE void count_tokens(Coop& coop, const Operation& op, const Dispatch
   if (p.weights.data != nullptr) {
     for (uint64_t token = begin; token < end; ++token) {
       for (uint32_t k = coop.thread_rank(); k < p.num_topk; k += coop.size()) {
-        p.handle_weights[token * p.num_topk + k] = load_float(p.weights, p.weights_element, token, k);
+        p.handle_weights[token * p.num_topk + k] =
+            load_float(p.weights, p.weights_element, token, k);
       }
     }
   }
@@ -32,11 +33,13 @@ EP_HOST_DEVICE void count_tokens(Coop& coop, const Operation& op, const Dispatch
   if (p.replay) return;
   const uint32_t columns = s.num_ranks + s.num_experts;
   uint32_t* counts = s.scratch.counts + uint64_t{worker} * columns;
-  for (uint32_t c = coop.thread_rank(); c < columns; c += coop.size()) coop.write(counts + c, 0u);
+  for (uint32_t c = coop.thread_rank(); c < columns; c += coop.size())
+    coop.write(counts + c, 0u);
   coop.sync();
   CountResult result{0, ~uint64_t{0}};
   const CountArgs args{&p, counts, counts + s.num_ranks};
-  for (uint64_t token = begin; token < end; ++token) count_token<kLayout>(coop, args, token, result);
+  for (uint64_t token = begin; token < end; ++token)
+    count_token<kLayout>(coop, args, token, result);
   if (result.hash != 0) {
     coop.template fetch_add<Order::kRelaxed, Scope::kDevice>(&s.routing_hash, result.hash);
   }
@@ -56,7 +59,8 @@ EP_HOST_DEVICE bool lead_dispatch(Coop& coop, Operation& op, const DispatchParam
   own.num_tokens = p.num_tokens;
   if (!p.replay) {
     const uint32_t columns = s.num_ranks + s.num_experts;
-    exclusive_scan_workers(coop, s.scratch.counts, total_workers(coop), columns, s.scratch.row_base);
+    exclusive_scan_workers(coop, s.scratch.counts, total_workers(coop), columns,
+                           s.scratch.row_base);
     own.counts = s.scratch.row_base;  // the totals; overwritten once the records are out
     if (s.bad_slot != ~uint64_t{0}) {
       if (coop.thread_rank() == 0) {
@@ -66,7 +70,8 @@ EP_HOST_DEVICE bool lead_dispatch(Coop& coop, Operation& op, const DispatchParam
     }
   }
   coop.sync();
-  if (!enter_records(coop, op, p.entry, own, status) || !await_records(coop, op, p.entry)) return false;
+  if (!enter_records(coop, op, p.entry, own, status) || !await_records(coop, op, p.entry))
+    return false;
   if (!p.replay) place_segments<kLayout>(coop, op, p);
   if (!place_extents<kLayout>(coop, op, p)) return false;
   if (!p.replay) plan_receive<kLayout>(coop, op, p, s.scratch.destinations[s.rank].row_limit);
@@ -86,7 +91,8 @@ EP_HOST_DEVICE bool lead_dispatch(Coop& coop, Operation& op, const DispatchParam
 EP_HOST_DEVICE int32_t* output_status(const DispatchParams& p, bool failed, bool is_expert) {
   const DeviceState& s = *p.entry.state;
   if (p.exact && failed) return nullptr;
-  const uint64_t rows = p.exact ? s.scratch.destinations[s.rank].row_limit : output_rows(p, s.rank, 0, is_expert);
+  const uint64_t rows =
+      p.exact ? s.scratch.destinations[s.rank].row_limit : output_rows(p, s.rank, 0, is_expert);
   const uint64_t small = layout::OutputLayout::make(p.shape, rows).small_offset;
   return reinterpret_cast<int32_t*>(window_of(s, s.rank) + p.extent_offset + small) +
          layout::SmallLayout::kOutputStatus;
@@ -99,7 +105,8 @@ EP_HOST_DEVICE void dispatch(Coop coop, const DispatchParams& p) {
   if (coop.block_all(enter(coop, op, p.entry))) {
     count_tokens<kConfig.layout>(coop, op, p);
     bool good = true;
-    if (arrive(coop, op, kCounted) && coop.worker() == 0) good = lead_dispatch<kConfig.layout>(coop, op, p);
+    if (arrive(coop, op, kCounted) && coop.worker() == 0)
+      good = lead_dispatch<kConfig.layout>(coop, op, p);
     if (coop.block_all(good && await_placed(coop, op)) && send_rows<kConfig>(coop, op, p)) {
       fill_dead_rows<kConfig.layout>(coop, op, p);
       receive_rows<kConfig.layout>(coop, op, p);
@@ -108,7 +115,8 @@ EP_HOST_DEVICE void dispatch(Coop coop, const DispatchParams& p) {
   if (!arrive(coop, op, kEnd) || coop.worker() != 0) return;
   const bool failed = faulted(coop, op);
   if (!kByExpert && !failed && p.drop && !p.replay) {
-    if (coop.read(p.plan + layout::PlanLayout::kRowsNeeded) > coop.read(p.plan + layout::PlanLayout::kNumRows)) {
+    if (coop.read(p.plan + layout::PlanLayout::kRowsNeeded) >
+        coop.read(p.plan + layout::PlanLayout::kNumRows)) {
       recount_experts(coop, op, p);
     }
   }

@@ -8,9 +8,13 @@ namespace ep::kernels {
 
 // Gap rows: x and the caller's own data 0, our scales 1.
 template <class Coop>
-EP_HOST_DEVICE void fill_gap_payload(Coop& coop, const DispatchParams& p, const layout::OutputLayout& out,
-                                     std::byte* extent, uint64_t row) {
-  const uint64_t x_pitch = layout::row_pitch(p.shape.x_bytes), scales_pitch = layout::row_pitch(p.shape.scales_bytes);
+EP_HOST_DEVICE void fill_gap_payload(Coop& coop,
+                                     const DispatchParams& p,
+                                     const layout::OutputLayout& out,
+                                     std::byte* extent,
+                                     uint64_t row) {
+  const uint64_t x_pitch = layout::row_pitch(p.shape.x_bytes),
+                 scales_pitch = layout::row_pitch(p.shape.scales_bytes);
   fill_words(coop, extent + out.x_offset + row * x_pitch, 0u, x_pitch / 4);
   fill_words(coop, extent + out.scales_offset + row * scales_pitch, p.gap_scale, scales_pitch / 4);
   for (uint32_t i = 0; i < p.shape.num_extras; ++i) {
@@ -21,10 +25,15 @@ EP_HOST_DEVICE void fill_gap_payload(Coop& coop, const DispatchParams& p, const 
 
 // Gaps and tail: ids -1, weights 0, source -1.
 template <class Coop>
-EP_HOST_DEVICE void fill_dead_metadata(Coop& coop, const DispatchParams& p, const layout::OutputLayout& out,
-                                       std::byte* extent, uint64_t row) {
-  fill_words(coop, extent + out.idx_offset + row * p.shape.idx_bytes, 0xFFFFFFFFu, p.shape.idx_bytes / 4);
-  fill_words(coop, extent + out.weights_offset + row * p.shape.weights_bytes, 0u, p.shape.weights_bytes / 4);
+EP_HOST_DEVICE void fill_dead_metadata(Coop& coop,
+                                       const DispatchParams& p,
+                                       const layout::OutputLayout& out,
+                                       std::byte* extent,
+                                       uint64_t row) {
+  fill_words(coop, extent + out.idx_offset + row * p.shape.idx_bytes, 0xFFFFFFFFu,
+             p.shape.idx_bytes / 4);
+  fill_words(coop, extent + out.weights_offset + row * p.shape.weights_bytes, 0u,
+             p.shape.weights_bytes / 4);
   fill_words(coop, extent + out.source_offset + row * 8, 0xFFFFFFFFu, 2);
 }
 
@@ -38,8 +47,8 @@ EP_HOST_DEVICE void fill_dead_rows(Coop& coop, const Operation& op, const Dispat
   if constexpr (kLayout == LayoutKind::kExpert) {
     const uint32_t num_local = s.expert_offsets[s.rank + 1] - s.expert_offsets[s.rank];
     for (uint32_t e = 0; e < num_local; ++e) {
-      const uint32_t begin =
-          coop.read(p.plan + plan.expert_offsets + e) + coop.read(p.plan + plan.tokens_per_expert + e);
+      const uint32_t begin = coop.read(p.plan + plan.expert_offsets + e) +
+                             coop.read(p.plan + plan.tokens_per_expert + e);
       const uint32_t end = coop.read(p.plan + plan.expert_offsets + e + 1);
       for (uint64_t row = uint64_t{begin} + worker; row < end; row += workers) {
         fill_gap_payload(coop, p, d.layout, extent, row);
@@ -55,8 +64,8 @@ EP_HOST_DEVICE void fill_dead_rows(Coop& coop, const Operation& op, const Dispat
 
 // Rows of one channel whose bytes came once, into another row of the same token.
 template <class Coop>
-EP_HOST_DEVICE void copy_duplicates(Coop& coop, const Operation& op, const DispatchParams& p, uint32_t source,
-                                    uint32_t channel) {
+EP_HOST_DEVICE void copy_duplicates(
+    Coop& coop, const Operation& op, const DispatchParams& p, uint32_t source, uint32_t channel) {
   const DeviceState& s = *op.state;
   const Destination& d = s.scratch.destinations[s.rank];
   std::byte* extent = window_of(s, s.rank) + d.extent_offset;
@@ -66,7 +75,8 @@ EP_HOST_DEVICE void copy_duplicates(Coop& coop, const Operation& op, const Dispa
   const uint32_t num_local = s.expert_offsets[s.rank + 1] - s.expert_offsets[s.rank];
   const auto copy = [&](uint64_t offset, uint32_t bytes, uint64_t row, uint64_t from) {
     const uint64_t pitch = layout::row_pitch(bytes);
-    if (bytes != 0) copy_row(coop, extent + offset + row * pitch, extent + offset + from * pitch, bytes);
+    if (bytes != 0)
+      copy_row(coop, extent + offset + row * pitch, extent + offset + from * pitch, bytes);
   };
   for (uint32_t e = 0; e < num_local; ++e) {
     const uint32_t rows = coop.read(&segments[e].rows), first = coop.read(&segments[e].first);
@@ -92,7 +102,8 @@ EP_HOST_DEVICE bool receive_rows(Coop& coop, Operation& op, const DispatchParams
         words_at(s, s.rank, s.window_layout.channel(source, channel)));
   };
   const auto channels_of = [&](uint32_t source) {
-    return min_of(record_value(coop, record_from(s, op.bank, source), layout::kNumChannels), layout::kMaxChannels);
+    return min_of(record_value(coop, record_from(s, op.bank, source), layout::kNumChannels),
+                  layout::kMaxChannels);
   };
   const auto missing = [&](uint32_t source) {
     for (uint32_t c = 0; c < channels_of(source); ++c) {
@@ -135,7 +146,8 @@ EP_HOST_DEVICE void recount_experts(Coop& coop, const Operation& op, const Dispa
   const int64_t id_base = p.global_ids ? int64_t{first} : 0;
   if (coop.thread_rank() == 0) {
     uint32_t* counts = p.plan + plan.tokens_per_expert;
-    for (uint32_t e = 0; e < num_local; ++e) coop.write(counts + e, 0u);
+    for (uint32_t e = 0; e < num_local; ++e)
+      coop.write(counts + e, 0u);
     for (uint64_t i = 0; i < ids; ++i) {
       const int64_t id = load_id(idx, i, 0);
       if (id >= 0) coop.write(counts + (id - id_base), coop.read(counts + (id - id_base)) + 1);

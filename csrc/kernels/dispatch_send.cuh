@@ -53,9 +53,13 @@ EP_HOST_DEVICE Payload load_token(Coop& coop, const DispatchParams& p, uint64_t 
 
 // The final row of each of the token's slots; kNoRow where it is dropped.
 template <LayoutKind kLayout, class Coop>
-EP_HOST_DEVICE void place_token(Coop& coop, const Operation& op, const DispatchParams& p, uint64_t token) {
+EP_HOST_DEVICE void place_token(Coop& coop,
+                                const Operation& op,
+                                const DispatchParams& p,
+                                uint64_t token) {
   const DeviceState& s = *op.state;
-  const uint32_t* prefix = s.scratch.counts + uint64_t{worker_index(coop)} * (s.num_ranks + s.num_experts);
+  const uint32_t* prefix =
+      s.scratch.counts + uint64_t{worker_index(coop)} * (s.num_ranks + s.num_experts);
   for (uint32_t k = coop.thread_rank(); k < p.num_topk; k += coop.size()) {
     const uint64_t slot = token * p.num_topk + k;
     layout::Route route = p.routes[slot];
@@ -74,23 +78,35 @@ EP_HOST_DEVICE void place_token(Coop& coop, const Operation& op, const DispatchP
 
 // x, scales and extras of a token into row `row` of the extent at `extent`.
 template <class Coop>
-EP_HOST_DEVICE void store_payload(Coop& coop, const DispatchParams& p, const layout::OutputLayout& out,
-                                  std::byte* extent, uint64_t row, uint64_t token, const Payload& payload) {
-  copy_row(coop, extent + out.x_offset + row * layout::row_pitch(p.shape.x_bytes), payload.x, p.shape.x_bytes);
+EP_HOST_DEVICE void store_payload(Coop& coop,
+                                  const DispatchParams& p,
+                                  const layout::OutputLayout& out,
+                                  std::byte* extent,
+                                  uint64_t row,
+                                  uint64_t token,
+                                  const Payload& payload) {
+  copy_row(coop, extent + out.x_offset + row * layout::row_pitch(p.shape.x_bytes), payload.x,
+           p.shape.x_bytes);
   if (p.shape.scales_bytes != 0) {
-    copy_row(coop, extent + out.scales_offset + row * layout::row_pitch(p.shape.scales_bytes), payload.scales,
-             p.shape.scales_bytes);
+    copy_row(coop, extent + out.scales_offset + row * layout::row_pitch(p.shape.scales_bytes),
+             payload.scales, p.shape.scales_bytes);
   }
   for (uint32_t i = 0; i < p.shape.num_extras; ++i) {
     copy_row(coop, extent + out.extra_offset[i] + row * layout::row_pitch(p.shape.extra_bytes[i]),
-             p.extras[i].data + static_cast<int64_t>(token) * p.extras[i].row_stride, p.shape.extra_bytes[i]);
+             p.extras[i].data + static_cast<int64_t>(token) * p.extras[i].row_stride,
+             p.shape.extra_bytes[i]);
   }
 }
 
 // The ids, weights and source of one row.  "expert": of slot `slot`; "rank": of all slots of `rank`.
 template <LayoutKind kLayout, class Coop>
-EP_HOST_DEVICE void store_metadata(Coop& coop, const Operation& op, const DispatchParams& p, uint32_t rank,
-                                   uint64_t row, uint64_t token, uint32_t slot) {
+EP_HOST_DEVICE void store_metadata(Coop& coop,
+                                   const Operation& op,
+                                   const DispatchParams& p,
+                                   uint32_t rank,
+                                   uint64_t row,
+                                   uint64_t token,
+                                   uint32_t slot) {
   const DeviceState& s = *op.state;
   const Destination& d = s.scratch.destinations[rank];
   std::byte* extent = window_of(s, rank) + d.extent_offset;
@@ -114,22 +130,30 @@ EP_HOST_DEVICE void store_metadata(Coop& coop, const Operation& op, const Dispat
 
 // "expert": where the receiver finds a row's bytes, and the channel's range of rows of that expert.
 template <class Coop>
-EP_HOST_DEVICE void note_expert_row(Coop& coop, const Operation& op, const DispatchParams& p, std::byte* extent,
-                                    uint64_t slot, uint32_t primary) {
+EP_HOST_DEVICE void note_expert_row(Coop& coop,
+                                    const Operation& op,
+                                    const DispatchParams& p,
+                                    std::byte* extent,
+                                    uint64_t slot,
+                                    uint32_t primary) {
   const DeviceState& s = *op.state;
   const layout::Route route = p.routes[slot];
   const uint32_t rank = route.rank_and_flags & ~layout::kFirstSlot;
-  uint32_t* dup_of = reinterpret_cast<uint32_t*>(extent + s.scratch.destinations[rank].layout.dup_of_offset);
+  uint32_t* dup_of =
+      reinterpret_cast<uint32_t*>(extent + s.scratch.destinations[rank].layout.dup_of_offset);
   coop.write(dup_of + route.row, primary == route.row ? layout::kNoRow : primary);
-  layout::Segment* segment =
-      s.scratch.segments + uint64_t{coop.block()} * s.num_experts + static_cast<uint64_t>(stored_id(p, slot));
+  layout::Segment* segment = s.scratch.segments + uint64_t{coop.block()} * s.num_experts +
+                             static_cast<uint64_t>(stored_id(p, slot));
   coop.template fetch_min<Order::kRelaxed, Scope::kBlock>(&segment->first, route.row);
   coop.template fetch_add<Order::kRelaxed, Scope::kBlock>(&segment->rows, 1u);
 }
 
 // False: the handle names a row that the receiver does not have.
 template <DispatchConfig kConfig, class Coop>
-EP_HOST_DEVICE bool send_token(Coop& coop, const Operation& op, const DispatchParams& p, uint64_t token) {
+EP_HOST_DEVICE bool send_token(Coop& coop,
+                               const Operation& op,
+                               const DispatchParams& p,
+                               uint64_t token) {
   const DeviceState& s = *op.state;
   constexpr bool kByExpert = kConfig.layout == LayoutKind::kExpert;
   const layout::Route* routes = p.routes + token * p.num_topk;
@@ -138,7 +162,9 @@ EP_HOST_DEVICE bool send_token(Coop& coop, const Operation& op, const DispatchPa
   for (uint32_t k = 0; k < p.num_topk; ++k) {
     const layout::Route route = routes[k];
     const uint32_t rank = route.rank_and_flags & ~layout::kFirstSlot;
-    if (route.row == layout::kNoRow || (!kByExpert && (route.rank_and_flags & layout::kFirstSlot) == 0)) continue;
+    if (route.row == layout::kNoRow ||
+        (!kByExpert && (route.rank_and_flags & layout::kFirstSlot) == 0))
+      continue;
     if (rank >= s.num_ranks || route.row >= s.scratch.destinations[rank].row_limit) {
       set_fault(coop, op, Cause::kBadRow, Phase::kRows, [&](FaultRecord& f) { f.peer = rank; });
       return false;
@@ -151,7 +177,8 @@ EP_HOST_DEVICE bool send_token(Coop& coop, const Operation& op, const DispatchPa
         const bool same = (routes[j].rank_and_flags & ~layout::kFirstSlot) == rank;
         if (same && routes[j].row != layout::kNoRow) primary = routes[j].row;
       }
-      if (coop.thread_rank() == 0) note_expert_row(coop, op, p, extent, token * p.num_topk + k, primary);
+      if (coop.thread_rank() == 0)
+        note_expert_row(coop, op, p, extent, token * p.num_topk + k, primary);
     }
     if (primary == route.row) {
       if (payload.x == nullptr) payload = load_token<kConfig>(coop, p, token);
@@ -172,7 +199,8 @@ EP_HOST_DEVICE void clear_block_sums(Coop& coop, const Operation& op) {
   const DeviceState& s = *op.state;
   if (coop.worker() == 0) {
     uint32_t* rows_sent = s.scratch.rows_sent + uint64_t{coop.block()} * s.num_ranks;
-    for (uint32_t r = coop.thread_rank(); r < s.num_ranks; r += coop.size()) coop.write(rows_sent + r, 0u);
+    for (uint32_t r = coop.thread_rank(); r < s.num_ranks; r += coop.size())
+      coop.write(rows_sent + r, 0u);
     if constexpr (kLayout == LayoutKind::kExpert) {
       layout::Segment* segments = s.scratch.segments + uint64_t{coop.block()} * s.num_experts;
       for (uint32_t e = coop.thread_rank(); e < s.num_experts; e += coop.size()) {
@@ -203,7 +231,8 @@ EP_HOST_DEVICE void announce_rows(Coop& coop, const Operation& op) {
       coop.sync();
     }
     if (coop.thread_rank() != 0) continue;
-    const uint32_t rows = coop.read(scratch.rows_sent + uint64_t{coop.block()} * s.num_ranks + rank);
+    const uint32_t rows =
+        coop.read(scratch.rows_sent + uint64_t{coop.block()} * s.num_ranks + rank);
     uint64_t* word = words_at(s, rank, s.window_layout.channel(s.rank, coop.block()));
     coop.template store<Order::kRelease, Scope::kSystem>(word, layout::tagged(rows, op.tag));
     coop.ring(&header_of(s, rank)->doorbell);

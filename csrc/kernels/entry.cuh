@@ -7,10 +7,10 @@ namespace ep::kernels {
 
 // What a record holds beside the agreed fields.
 struct OwnFields {
-  uint32_t base, capacity;   // units of kArenaAlignBytes
+  uint32_t base, capacity;  // units of kArenaAlignBytes
   uint32_t num_tokens;
   uint32_t pitch, num_rows, rows_per_channel, row_weights_base, wants_read_done;
-  const uint32_t* counts;    // [R + E], or null: a replay, a combine, a refusal
+  const uint32_t* counts;  // [R + E], or null: a replay, a combine, a refusal
 };
 
 // This rank's value of agreed field `i`.
@@ -23,24 +23,39 @@ EP_HOST_DEVICE uint32_t agreed_word(Coop& coop, const EntryParams& p, uint32_t i
 
 // Value of word `i` of this rank's record.
 template <class Coop>
-EP_HOST_DEVICE uint32_t own_record_word(Coop& coop, const EntryParams& p, const OwnFields& own, uint32_t i) {
+EP_HOST_DEVICE uint32_t
+own_record_word(Coop& coop, const EntryParams& p, const OwnFields& own, uint32_t i) {
   if (i < layout::kAgreedEnd) return agreed_word(coop, p, i);
   const uint64_t hash = p.state->routing_hash;
   switch (i) {
-    case layout::kBase: return own.base;
-    case layout::kCapacity: return own.capacity;
-    case layout::kNumTokens: return own.num_tokens;
-    case layout::kNumChannels: return coop.num_blocks();
-    case layout::kHashLow: return static_cast<uint32_t>(hash);
-    case layout::kHashHigh: return static_cast<uint32_t>(hash >> 32);
-    case layout::kPitch: return own.pitch;
-    case layout::kNumRows: return own.num_rows;
-    case layout::kRowsPerChannel: return own.rows_per_channel;
-    case layout::kRowWeightsBase: return own.row_weights_base;
-    case layout::kWantsReadDone: return own.wants_read_done;
-    case layout::kNeeded: return p.needed;
-    case layout::kAvailable: return p.available;
-    default: return own.counts == nullptr ? 0 : coop.read(own.counts + (i - layout::kFixedWords));
+    case layout::kBase:
+      return own.base;
+    case layout::kCapacity:
+      return own.capacity;
+    case layout::kNumTokens:
+      return own.num_tokens;
+    case layout::kNumChannels:
+      return coop.num_blocks();
+    case layout::kHashLow:
+      return static_cast<uint32_t>(hash);
+    case layout::kHashHigh:
+      return static_cast<uint32_t>(hash >> 32);
+    case layout::kPitch:
+      return own.pitch;
+    case layout::kNumRows:
+      return own.num_rows;
+    case layout::kRowsPerChannel:
+      return own.rows_per_channel;
+    case layout::kRowWeightsBase:
+      return own.row_weights_base;
+    case layout::kWantsReadDone:
+      return own.wants_read_done;
+    case layout::kNeeded:
+      return p.needed;
+    case layout::kAvailable:
+      return p.available;
+    default:
+      return own.counts == nullptr ? 0 : coop.read(own.counts + (i - layout::kFixedWords));
   }
 }
 
@@ -57,7 +72,9 @@ EP_HOST_DEVICE bool drain_previous(Coop& coop, Operation& op) {
     return layout::tag_in(coop.template load<Order::kAcquire, Scope::kSystem>(status)) != tag;
   };
   for (uint32_t peer = 0; peer < s.num_ranks; ++peer) {
-    if (!wait_until(coop, op, Phase::kDrain, [&] { return !missing(peer); }, missing)) return false;
+    if (!wait_until(
+            coop, op, Phase::kDrain, [&] { return !missing(peer); }, missing))
+      return false;
   }
   if (coop.thread_rank() == 0) s.drain = 0;
   coop.sync();
@@ -66,11 +83,12 @@ EP_HOST_DEVICE bool drain_previous(Coop& coop, Operation& op) {
 
 // Writes this rank's record to every peer.  `status` != kNone refuses the operation for everybody.
 template <class Coop>
-EP_HOST_DEVICE void publish_record(Coop& coop, const Operation& op, const EntryParams& p,
-                                   const OwnFields& own, Cause status) {
+EP_HOST_DEVICE void publish_record(
+    Coop& coop, const Operation& op, const EntryParams& p, const OwnFields& own, Cause status) {
   const DeviceState& s = *op.state;
-  const uint32_t num_words =
-      own.counts == nullptr ? layout::kFixedWords : layout::record_words(s.num_ranks, s.num_experts);
+  const uint32_t num_words = own.counts == nullptr
+                                 ? layout::kFixedWords
+                                 : layout::record_words(s.num_ranks, s.num_experts);
   for (uint32_t step = 0; step < s.num_ranks; ++step) {
     const uint32_t peer = (s.rank + step) % s.num_ranks;
     uint64_t* record = words_at(s, peer, s.window_layout.record(op.bank, s.rank));
@@ -83,7 +101,8 @@ EP_HOST_DEVICE void publish_record(Coop& coop, const Operation& op, const EntryP
       coop.template store<Order::kRelease, Scope::kSystem>(
           record + layout::kStatus, layout::tagged(static_cast<uint32_t>(status), op.tag));
       if (status != Cause::kNone) {  // whoever waits for another rank shall look now
-        coop.template fetch_add<Order::kRelease, Scope::kSystem>(&header_of(s, peer)->alarm, uint64_t{1});
+        coop.template fetch_add<Order::kRelease, Scope::kSystem>(&header_of(s, peer)->alarm,
+                                                                 uint64_t{1});
       }
       coop.ring(&header_of(s, peer)->doorbell);
     }
@@ -93,8 +112,8 @@ EP_HOST_DEVICE void publish_record(Coop& coop, const Operation& op, const EntryP
 
 // Publishes; a status of this rank's own, or an abort that came before, ends the operation alike everywhere.
 template <class Coop>
-EP_HOST_DEVICE bool enter_records(Coop& coop, Operation& op, const EntryParams& p, const OwnFields& own,
-                                  Cause status) {
+EP_HOST_DEVICE bool enter_records(
+    Coop& coop, Operation& op, const EntryParams& p, const OwnFields& own, Cause status) {
   if (!drain_previous(coop, op)) return false;
   if (status == Cause::kNone) {
     uint32_t abort = 0;

@@ -12,7 +12,8 @@ EP_HOST_DEVICE void spend_turn(Coop& coop, Operation& op) {
   const uint64_t* mine = record_from(s, op.bank, s.rank) + layout::kStatus;
   const uint64_t word = coop.uniform(coop.template load<Order::kAcquire, Scope::kSystem>(mine));
   if (layout::tag_in(word) == op.tag) return;
-  const FaultRecord fault = s.fault;  // what the caller shall hear, unless the wait below fails in its turn
+  const FaultRecord fault =
+      s.fault;  // what the caller shall hear, unless the wait below fails in its turn
   coop.sync();
   if (coop.thread_rank() == 0) s.fault_claimed = s.fault_set = 0;
   coop.sync();
@@ -38,8 +39,9 @@ EP_HOST_DEVICE void leave(Coop& coop, Operation& op, int32_t* status) {
   if (coop.thread_rank() != 0) return;
   layout::WindowHeader* header = header_of(s, s.rank);
   if (status != nullptr) {
-    coop.write(status, failed ? static_cast<int32_t>(s.fault.cause)
-                              : (s.bad_slot != ~uint64_t{0} ? static_cast<int32_t>(Cause::kBadIds) : 0));
+    coop.write(status,
+               failed ? static_cast<int32_t>(s.fault.cause)
+                      : (s.bad_slot != ~uint64_t{0} ? static_cast<int32_t>(Cause::kBadIds) : 0));
   }
   if (failed) op.ticket->fault = s.fault;
   if (s.bad_slot != ~uint64_t{0}) {
@@ -49,8 +51,10 @@ EP_HOST_DEVICE void leave(Coop& coop, Operation& op, int32_t* status) {
   }
   if (failed && s.fault.needs_resync != 0) s.broken = s.fault.cause;
   if (failed && !skipped) s.drain = op.sequence + 1;
-  if (!failed) coop.template store<Order::kRelease, Scope::kSystem>(&header->completed, op.sequence);
-  coop.template store<Order::kRelease, Scope::kSystem>(&header->phase, static_cast<uint32_t>(Phase::kIdle));
+  if (!failed)
+    coop.template store<Order::kRelease, Scope::kSystem>(&header->completed, op.sequence);
+  coop.template store<Order::kRelease, Scope::kSystem>(&header->phase,
+                                                       static_cast<uint32_t>(Phase::kIdle));
   op.ticket->sequence = op.sequence;
   if (!skipped) s.sequence = op.sequence + 1;
   s.deadline_ns = 0;

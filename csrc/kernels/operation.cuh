@@ -24,11 +24,14 @@ struct Operation {
   uint64_t deadline_ns;
   uint64_t alarm;  // value of the window's alarm at the last scan
   layout::OpKind kind;
-  bool leaving;    // it has its fault already: only its time and lost ranks still count
-  bool published;  // this worker has written the rank's record: it may end the operation on a peer's refusal
+  bool leaving;  // it has its fault already: only its time and lost ranks still count
+  bool
+      published;  // this worker has written the rank's record: it may end the operation on a peer's refusal
 };
 
-EP_HOST_DEVICE std::byte* window_of(const DeviceState& s, uint32_t rank) { return s.windows[rank]; }
+EP_HOST_DEVICE std::byte* window_of(const DeviceState& s, uint32_t rank) {
+  return s.windows[rank];
+}
 
 EP_HOST_DEVICE layout::WindowHeader* header_of(const DeviceState& s, uint32_t rank) {
   return reinterpret_cast<layout::WindowHeader*>(window_of(s, rank));
@@ -50,7 +53,8 @@ EP_HOST_DEVICE uint32_t record_value(Coop& coop, const uint64_t* record, uint32_
 
 // Ends the operation here unless something already has.  One thread fills in `record`.
 template <class Coop, class Fill>
-EP_HOST_DEVICE void set_fault(Coop& coop, const Operation& op, Cause cause, Phase phase, Fill fill) {
+EP_HOST_DEVICE void set_fault(
+    Coop& coop, const Operation& op, Cause cause, Phase phase, Fill fill) {
   DeviceState& s = *op.state;
   if (coop.thread_rank() == 0 &&
       coop.template exchange<Order::kRelaxed, Scope::kDevice>(&s.fault_claimed, 1u) == 0) {
@@ -71,12 +75,16 @@ EP_HOST_DEVICE void set_fault(Coop& coop, const Operation& op, Cause cause, Phas
 
 template <class Coop>
 EP_HOST_DEVICE bool faulted(Coop& coop, const Operation& op) {
-  return coop.uniform(coop.template load<Order::kAcquire, Scope::kDevice>(&op.state->fault_set)) != 0;
+  return coop.uniform(coop.template load<Order::kAcquire, Scope::kDevice>(&op.state->fault_set)) !=
+         0;
 }
 
 // `source` refused the operation: its record says why.
 template <class Coop>
-EP_HOST_DEVICE void refuse_from_record(Coop& coop, const Operation& op, uint32_t source, Phase phase) {
+EP_HOST_DEVICE void refuse_from_record(Coop& coop,
+                                       const Operation& op,
+                                       uint32_t source,
+                                       Phase phase) {
   const uint64_t* record = record_from(*op.state, op.bank, source);
   set_fault(coop, op, static_cast<Cause>(record_value(coop, record, layout::kStatus)), phase,
             [&](FaultRecord& f) {
@@ -100,14 +108,15 @@ EP_HOST_DEVICE bool scan_alarm(Coop& coop, const Operation& op, uint64_t sequenc
     if (layout::tag_in(word) == tag) {
       const uint32_t where = record_value(coop, poison, layout::kPoisonPhase);
       const Phase their_phase = static_cast<Phase>(where & ~layout::kPoisonNeedsResync);
-      set_fault(coop, op, static_cast<Cause>(layout::value_in(word)), their_phase, [&](FaultRecord& f) {
-        f.peer = source;
-        f.from_peer = f.poisons = 1;
-        f.needs_resync = (where & layout::kPoisonNeedsResync) != 0 ? 1 : 0;
-        for (uint32_t i = 0; i < layout::mask_words(s.num_ranks); ++i) {
-          f.mask[i] = record_value(coop, poison, layout::kPoisonMask + i);
-        }
-      });
+      set_fault(coop, op, static_cast<Cause>(layout::value_in(word)), their_phase,
+                [&](FaultRecord& f) {
+                  f.peer = source;
+                  f.from_peer = f.poisons = 1;
+                  f.needs_resync = (where & layout::kPoisonNeedsResync) != 0 ? 1 : 0;
+                  for (uint32_t i = 0; i < layout::mask_words(s.num_ranks); ++i) {
+                    f.mask[i] = record_value(coop, poison, layout::kPoisonMask + i);
+                  }
+                });
       return true;
     }
     const uint64_t* record = record_from(s, bank, source);
@@ -168,7 +177,8 @@ EP_HOST_DEVICE bool must_stop(Coop& coop, Operation& op, Phase phase, Missing mi
 
 // Waits until ready(), a function of words in this rank's memory.  False: the operation has ended.
 template <class Coop, class Ready, class Missing>
-EP_HOST_DEVICE bool wait_until(Coop& coop, Operation& op, Phase phase, Ready ready, Missing missing) {
+EP_HOST_DEVICE bool wait_until(
+    Coop& coop, Operation& op, Phase phase, Ready ready, Missing missing) {
   if (coop.uniform(ready())) return true;
   DeviceState& s = *op.state;
   if (coop.thread_rank() == 0) {
@@ -190,7 +200,8 @@ EP_HOST_DEVICE bool arrive(Coop& coop, const Operation& op, GridPhase grid_phase
   coop.block_sync();
   uint32_t before = 0;
   if (coop.worker() == 0 && coop.thread_rank() == 0) {
-    before = coop.template fetch_add<Order::kAcqRel, Scope::kDevice>(&op.state->arrived[grid_phase], 1u);
+    before =
+        coop.template fetch_add<Order::kAcqRel, Scope::kDevice>(&op.state->arrived[grid_phase], 1u);
   }
   return coop.block_broadcast(before) == coop.num_blocks() - 1;
 }
@@ -215,7 +226,8 @@ EP_HOST_DEVICE bool enter(Coop& coop, Operation& op, const EntryParams& p) {
   if (coop.thread_rank() == 0) {
     const uint64_t timeout = coop.template load<Order::kRelaxed, Scope::kSystem>(&s.timeout_ns);
     const uint64_t mine = coop.now_ns() + timeout;
-    deadline = coop.template compare_exchange<Order::kRelaxed, Scope::kDevice>(&s.deadline_ns, uint64_t{0}, mine);
+    deadline = coop.template compare_exchange<Order::kRelaxed, Scope::kDevice>(&s.deadline_ns,
+                                                                               uint64_t{0}, mine);
     if (deadline == 0) deadline = mine;
     layout::WindowHeader* header = header_of(s, s.rank);
     coop.template store<Order::kRelease, Scope::kSystem>(&header->entered, op.sequence);
@@ -238,8 +250,8 @@ EP_HOST_DEVICE bool enter(Coop& coop, Operation& op, const EntryParams& p) {
 template <class Coop>
 EP_HOST_DEVICE void write_poison(Coop& coop, const Operation& op, const FaultRecord& fault) {
   const DeviceState& s = *op.state;
-  const uint32_t phase =
-      static_cast<uint32_t>(fault.phase) | (fault.needs_resync != 0 ? layout::kPoisonNeedsResync : 0u);
+  const uint32_t phase = static_cast<uint32_t>(fault.phase) |
+                         (fault.needs_resync != 0 ? layout::kPoisonNeedsResync : 0u);
   for (uint32_t peer = coop.thread_rank(); peer < s.num_ranks; peer += coop.size()) {
     if (peer == s.rank) continue;
     uint64_t* poison = words_at(s, peer, s.window_layout.poison(op.bank, s.rank));
@@ -247,11 +259,12 @@ EP_HOST_DEVICE void write_poison(Coop& coop, const Operation& op, const FaultRec
       coop.template store<Order::kRelaxed, Scope::kSystem>(poison + layout::kPoisonMask + i,
                                                            layout::tagged(fault.mask[i], op.tag));
     }
-    coop.template store<Order::kRelaxed, Scope::kSystem>(
-        poison + layout::kPoisonPhase, layout::tagged(phase, op.tag));
+    coop.template store<Order::kRelaxed, Scope::kSystem>(poison + layout::kPoisonPhase,
+                                                         layout::tagged(phase, op.tag));
     coop.template store<Order::kRelease, Scope::kSystem>(
         poison + layout::kPoisonCause, layout::tagged(static_cast<uint32_t>(fault.cause), op.tag));
-    coop.template fetch_add<Order::kRelease, Scope::kSystem>(&header_of(s, peer)->alarm, uint64_t{1});
+    coop.template fetch_add<Order::kRelease, Scope::kSystem>(&header_of(s, peer)->alarm,
+                                                             uint64_t{1});
     coop.ring(&header_of(s, peer)->doorbell);
   }
   coop.sync();

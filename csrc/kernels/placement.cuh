@@ -16,22 +16,28 @@ EP_HOST_DEVICE layout::PlanLayout plan_layout(const DeviceState& s) {
 
 // What the records say: rows of `source` to `rank`, routes of `source` to `expert`.
 template <class Coop>
-EP_HOST_DEVICE uint32_t rank_count(Coop& coop, const Operation& op, uint32_t source, uint32_t rank) {
+EP_HOST_DEVICE uint32_t
+rank_count(Coop& coop, const Operation& op, uint32_t source, uint32_t rank) {
   return record_value(coop, record_from(*op.state, op.bank, source), layout::kFixedWords + rank);
 }
 template <class Coop>
-EP_HOST_DEVICE uint32_t expert_count(Coop& coop, const Operation& op, uint32_t source, uint32_t expert) {
+EP_HOST_DEVICE uint32_t
+expert_count(Coop& coop, const Operation& op, uint32_t source, uint32_t expert) {
   return record_value(coop, record_from(*op.state, op.bank, source),
                       layout::kFixedWords + op.state->num_ranks + expert);
 }
 
 // Rows of the output tensors of `rank`.
-EP_HOST_DEVICE uint64_t output_rows(const DispatchParams& p, uint32_t rank, uint64_t rows_needed, bool is_expert) {
+EP_HOST_DEVICE uint64_t output_rows(const DispatchParams& p,
+                                    uint32_t rank,
+                                    uint64_t rows_needed,
+                                    bool is_expert) {
   const DeviceState& s = *p.entry.state;
   if (p.exact) return rows_needed;
   if (p.max_rows != 0) return p.max_rows;
   const uint32_t local = s.expert_offsets[rank + 1] - s.expert_offsets[rank];
-  return layout::worst_case_rows({is_expert, s.num_ranks, p.max_tokens, p.num_topk, local, p.expert_alignment});
+  return layout::worst_case_rows(
+      {is_expert, s.num_ranks, p.max_tokens, p.num_topk, local, p.expert_alignment});
 }
 
 // Fills rows_of in the plan and row_base in the scratch.
@@ -80,7 +86,8 @@ EP_HOST_DEVICE bool place_extents(Coop& coop, const Operation& op, const Dispatc
     const uint64_t rows = output_rows(p, rank, needed, kLayout == LayoutKind::kExpert);
     const layout::OutputLayout out = layout::OutputLayout::make(p.shape, rows);
     const uint64_t* record = record_from(s, op.bank, rank);
-    const uint64_t capacity = uint64_t{record_value(coop, record, layout::kCapacity)} * layout::kArenaAlignBytes;
+    const uint64_t capacity =
+        uint64_t{record_value(coop, record, layout::kCapacity)} * layout::kArenaAlignBytes;
     const bool too_many = needed > rows && !p.drop;
     if (too_many || out.num_bytes > capacity) {
       set_fault(coop, op, too_many ? Cause::kTooManyRows : Cause::kExtentTooSmall, Phase::kRecords,
@@ -93,7 +100,8 @@ EP_HOST_DEVICE bool place_extents(Coop& coop, const Operation& op, const Dispatc
     }
     if (coop.thread_rank() != 0) continue;
     Destination& d = s.scratch.destinations[rank];
-    d.extent_offset = uint64_t{record_value(coop, record, layout::kBase)} * layout::kArenaAlignBytes;
+    d.extent_offset =
+        uint64_t{record_value(coop, record, layout::kBase)} * layout::kArenaAlignBytes;
     d.layout = out;
     d.row_limit = rows;
   }
@@ -103,7 +111,10 @@ EP_HOST_DEVICE bool place_extents(Coop& coop, const Operation& op, const Dispatc
 
 // The receiving half of the plan.  `limit`: rows of this rank's output.
 template <LayoutKind kLayout, class Coop>
-EP_HOST_DEVICE void plan_receive(Coop& coop, const Operation& op, const DispatchParams& p, uint64_t limit) {
+EP_HOST_DEVICE void plan_receive(Coop& coop,
+                                 const Operation& op,
+                                 const DispatchParams& p,
+                                 uint64_t limit) {
   const DeviceState& s = *op.state;
   const layout::PlanLayout plan = plan_layout(s);
   const uint32_t first = s.expert_offsets[s.rank], num_local = s.expert_offsets[s.rank + 1] - first;
@@ -115,14 +126,17 @@ EP_HOST_DEVICE void plan_receive(Coop& coop, const Operation& op, const Dispatch
     if constexpr (kByExpert) {
       for (uint32_t e = 0; e < num_local; ++e) {
         begin = start;
-        for (uint32_t lower = 0; lower < source; ++lower) begin += expert_count(coop, op, lower, first + e);
+        for (uint32_t lower = 0; lower < source; ++lower)
+          begin += expert_count(coop, op, lower, first + e);
         kept += kept_below(clip, begin, expert_count(coop, op, source, first + e));
         start = align_up(start + coop.read(s.scratch.expert_total + first + e), p.expert_alignment);
       }
     } else {
-      for (uint32_t lower = 0; lower < source; ++lower) begin += rank_count(coop, op, lower, s.rank);
+      for (uint32_t lower = 0; lower < source; ++lower)
+        begin += rank_count(coop, op, lower, s.rank);
       kept = kept_below(clip, begin, rank_count(coop, op, source, s.rank));
-      coop.write(p.plan + plan.rank_offsets + source, static_cast<uint32_t>(min_of<uint64_t>(begin, clip)));
+      coop.write(p.plan + plan.rank_offsets + source,
+                 static_cast<uint32_t>(min_of<uint64_t>(begin, clip)));
     }
     coop.write(p.plan + plan.rows_from + source, kept);
   }
@@ -130,7 +144,8 @@ EP_HOST_DEVICE void plan_receive(Coop& coop, const Operation& op, const Dispatch
     uint64_t start = 0, hash = 0;
     for (uint32_t e = 0; e < num_local; ++e) {
       const uint32_t total = coop.read(s.scratch.expert_total + first + e);
-      coop.write(p.plan + plan.tokens_per_expert + e, kByExpert ? kept_below(clip, start, total) : total);
+      coop.write(p.plan + plan.tokens_per_expert + e,
+                 kByExpert ? kept_below(clip, start, total) : total);
       coop.write(p.plan + plan.expert_offsets + e,
                  static_cast<uint32_t>(kByExpert ? min_of<uint64_t>(start, clip) : start));
       start = align_up(start + total, p.expert_alignment);
@@ -140,7 +155,8 @@ EP_HOST_DEVICE void plan_receive(Coop& coop, const Operation& op, const Dispatch
     for (uint32_t source = 0; source < s.num_ranks; ++source) {
       const uint64_t* record = record_from(s, op.bank, source);
       const uint64_t low = record_value(coop, record, layout::kHashLow);
-      hash = mix64(hash + 1) ^ (uint64_t{record_value(coop, record, layout::kHashHigh)} << 32 | low);
+      hash =
+          mix64(hash + 1) ^ (uint64_t{record_value(coop, record, layout::kHashHigh)} << 32 | low);
     }
     const uint32_t needed = coop.read(p.plan + plan.rows_of + s.rank);
     coop.write(p.plan + plan.rank_offsets + s.num_ranks, min_of(needed, clip));
@@ -159,7 +175,8 @@ EP_HOST_DEVICE void write_small(Coop& coop, const Operation& op, const DispatchP
   const layout::PlanLayout plan = plan_layout(s);
   const auto small = layout::SmallLayout::make(s.num_ranks, s.max_local_experts);
   const Destination& d = s.scratch.destinations[s.rank];
-  uint32_t* out = reinterpret_cast<uint32_t*>(window_of(s, s.rank) + d.extent_offset + d.layout.small_offset);
+  uint32_t* out =
+      reinterpret_cast<uint32_t*>(window_of(s, s.rank) + d.extent_offset + d.layout.small_offset);
   const auto copy = [&](uint32_t to, uint32_t from, uint32_t n) {
     for (uint32_t i = coop.thread_rank(); i < n; i += coop.size()) {
       coop.write(out + to + i, coop.read(p.plan + from + i));

@@ -24,15 +24,15 @@ enum class Phase : uint32_t {
 struct FaultRecord {
   layout::Cause cause;
   Phase phase;
-  uint32_t peer;           // whose record or poison, or whom the numbers are about
-  uint32_t from_peer;      // 1: `peer` reported it; 0: found here
-  uint32_t poisons;        // 1: the others learn of it by poison, not from a record
-  uint32_t needs_resync;   // 1: others may have completed the operation
-  uint32_t field, mine, theirs;            // kMismatch: a RecordWord and both values
-  uint64_t needed, available;              // rows, bytes or tokens
-  uint64_t bad_slot;                       // ids: token * 2^32 + slot
+  uint32_t peer;                 // whose record or poison, or whom the numbers are about
+  uint32_t from_peer;            // 1: `peer` reported it; 0: found here
+  uint32_t poisons;              // 1: the others learn of it by poison, not from a record
+  uint32_t needs_resync;         // 1: others may have completed the operation
+  uint32_t field, mine, theirs;  // kMismatch: a RecordWord and both values
+  uint64_t needed, available;    // rows, bytes or tokens
+  uint64_t bad_slot;             // ids: token * 2^32 + slot
   int64_t bad_id;
-  uint32_t mask[layout::kMaxRanks / 32];   // ranks that did not come, or are lost
+  uint32_t mask[layout::kMaxRanks / 32];  // ranks that did not come, or are lost
 };
 
 // One call's answer.  State: plain fields, then a flag.  Writers: the kernel; `counts_ready` with release
@@ -44,14 +44,14 @@ struct alignas(64) Ticket {
   uint64_t sequence;
   uint64_t num_rows, rows_needed;
   FaultRecord fault;
-  FaultRecord bad_ids;   // cause kBadIds when exact = false met bad ids
+  FaultRecord bad_ids;  // cause kBadIds when exact = false met bad ids
 };
 
 // Where a destination's rows go: filled by one worker per operation, read by all.
 struct Destination {
-  uint64_t extent_offset;          // in its window
+  uint64_t extent_offset;  // in its window
   layout::OutputLayout layout;
-  uint64_t row_limit;              // rows at or past it are dropped
+  uint64_t row_limit;  // rows at or past it are dropped
 };
 
 // Where an owner's rows are: as above, for combine.
@@ -59,16 +59,17 @@ struct Owner {
   const std::byte* rows;
   uint64_t pitch;
   const std::byte* row_weights;
-  uint64_t num_rows;               // bound of a valid row number
-  uint32_t rows_per_channel;       // 0: in place
+  uint64_t num_rows;          // bound of a valid row number
+  uint32_t rows_per_channel;  // 0: in place
 };
 
 // Memory of the launch's workers, private to the rank.  Sized by csrc/buffer for the most workers.
 struct Scratch {
-  uint32_t* counts;        // [workers][R + E] by a worker's tokens; later its exclusive prefix over workers
-  uint32_t* row_base;      // [R + E] first row of this rank's segment, by rank or by expert
-  uint32_t* expert_total;  // [E] over all sources
-  uint32_t* rows_sent;     // [blocks][R]
+  uint32_t*
+      counts;  // [workers][R + E] by a worker's tokens; later its exclusive prefix over workers
+  uint32_t* row_base;         // [R + E] first row of this rank's segment, by rank or by expert
+  uint32_t* expert_total;     // [E] over all sources
+  uint32_t* rows_sent;        // [blocks][R]
   layout::Segment* segments;  // [blocks][E]
   Destination* destinations;  // [R]
   Owner* owners;              // [R]
@@ -84,22 +85,22 @@ struct Scratch {
 struct DeviceState {
   uint64_t sequence;        // of the next operation
   uint64_t first_sequence;  // no operation before it can have left poison behind
-  uint64_t drain;           // sequence + 1 of an operation whose records have not all been seen; 0: none
-  layout::Cause broken;     // not kNone: resync() must come first
+  uint64_t drain;  // sequence + 1 of an operation whose records have not all been seen; 0: none
+  layout::Cause broken;  // not kNone: resync() must come first
 
-  uint64_t timeout_ns;      // atomically
-  uint32_t abort;           // atomically: Cause kAborted or kInterrupted; taken by the operation it ends
-  uint32_t lost;            // atomically: 1 once any rank is lost; the mask is stored before
+  uint64_t timeout_ns;  // atomically
+  uint32_t abort;  // atomically: Cause kAborted or kInterrupted; taken by the operation it ends
+  uint32_t lost;   // atomically: 1 once any rank is lost; the mask is stored before
   uint32_t lost_mask[layout::kMaxRanks / 32];
 
   // Of the operation.
-  uint64_t deadline_ns;     // 0 until the first block arrives
-  uint32_t arrived[2];      // blocks, at each grid phase
-  uint32_t placed;          // tag of the operation whose placement is ready
+  uint64_t deadline_ns;  // 0 until the first block arrives
+  uint32_t arrived[2];   // blocks, at each grid phase
+  uint32_t placed;       // tag of the operation whose placement is ready
   uint32_t fault_claimed, fault_set;
-  uint64_t bad_slot;        // least token * 2^32 + slot with a bad id; ~0: none
-  int64_t bad_id;           // the id there
-  uint64_t routing_hash;    // of this rank, summed by its workers
+  uint64_t bad_slot;      // least token * 2^32 + slot with a bad id; ~0: none
+  int64_t bad_id;         // the id there
+  uint64_t routing_hash;  // of this rank, summed by its workers
   FaultRecord fault;
 
   // Constant.

@@ -14,9 +14,10 @@ EP_HOST_DEVICE void refuse(Coop coop, const RefuseParams& p) {
   Cause status = static_cast<Cause>(p.entry.agreed[layout::kStatus]);
   if (p.only_if_aborted) {
     uint32_t abort = 0;
-    if (coop.thread_rank() == 0) abort = coop.template exchange<Order::kAcqRel, Scope::kSystem>(&s.abort, 0u);
+    if (coop.thread_rank() == 0)
+      abort = coop.template exchange<Order::kAcqRel, Scope::kSystem>(&s.abort, 0u);
     status = static_cast<Cause>(coop.uniform(abort));
-    if (status == Cause::kNone) {  // an operation in flight took it
+    if (status == Cause::kNone) {     // an operation in flight took it
       if (coop.thread_rank() == 0) {  // ticket.sequence stays 0: no turn was spent
         coop.template store<Order::kRelease, Scope::kSystem>(&p.entry.ticket->done, 1u);
         coop.ring(&p.entry.ticket->doorbell);
@@ -56,7 +57,8 @@ EP_HOST_DEVICE void close(Coop coop, const CloseParams& p) {
              coop.template load<Order::kAcquire, Scope::kSystem>(&s.lost) != 0;
     };
     auto backoff = coop.make_backoff();
-    while (!coop.uniform(passed()) && coop.uniform(coop.now_ns()) < deadline) coop.back_off(backoff);
+    while (!coop.uniform(passed()) && coop.uniform(coop.now_ns()) < deadline)
+      coop.back_off(backoff);
   }
   if (coop.thread_rank() == 0) {
     coop.template store<Order::kRelease, Scope::kSystem>(&p.ticket->done, 1u);
@@ -72,7 +74,8 @@ EP_HOST_DEVICE void copy_out(Coop coop, const CopyOutParams& p) {
   const uint32_t workers = coop.num_blocks() * coop.num_workers();
   for (uint32_t i = 0; i < p.num_items; ++i) {
     const CopyOutParams::Item& item = p.items[i];
-    const uint64_t num_bytes = item.num_bytes * (item.num_rows == nullptr ? 1 : coop.read(item.num_rows));
+    const uint64_t num_bytes =
+        item.num_bytes * (item.num_rows == nullptr ? 1 : coop.read(item.num_rows));
     const uint64_t units = ceil_div(num_bytes, kUnit);
     const uint64_t begin = part_begin(units, worker, workers) * kUnit;
     const uint64_t end = min_of(part_begin(units, worker + 1, workers) * kUnit, num_bytes);

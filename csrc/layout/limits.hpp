@@ -8,7 +8,8 @@ namespace ep::layout {
 inline constexpr uint32_t kMaxRanks = 1024;
 inline constexpr uint32_t kMaxExperts = 4096;
 inline constexpr uint32_t kMaxTopk = 32;
-inline constexpr uint32_t kMaxChannels = 64;  // blocks of a launch; one channel word per (source, block)
+inline constexpr uint32_t kMaxChannels =
+    64;  // blocks of a launch; one channel word per (source, block)
 inline constexpr uint32_t kMaxExtras = 8;
 inline constexpr uint64_t kMaxRows = (uint64_t{1} << 31) - 1;
 

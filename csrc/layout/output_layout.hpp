@@ -24,7 +24,9 @@ struct OutputShape {
   uint32_t is_expert;      // 1: dup_of exists
 };
 
-EP_HOST_DEVICE constexpr uint64_t row_pitch(uint64_t row_bytes) { return align_up(row_bytes, kRowAlignBytes); }
+EP_HOST_DEVICE constexpr uint64_t row_pitch(uint64_t row_bytes) {
+  return align_up(row_bytes, kRowAlignBytes);
+}
 
 // The small array at the end of the metadata block, 32-bit words.
 struct SmallLayout {
@@ -64,7 +66,8 @@ struct OutputLayout {
     l.weights_offset = take(num_rows * s.weights_bytes);
     l.source_offset = take(num_rows * 8);
     l.dup_of_offset = take(s.is_expert != 0 ? num_rows * 4 : 0);
-    l.small_offset = take(uint64_t{SmallLayout::make(s.num_ranks, s.max_local_experts).num_words} * 4);
+    l.small_offset =
+        take(uint64_t{SmallLayout::make(s.num_ranks, s.max_local_experts).num_words} * 4);
     l.num_bytes = cursor;
     return l;
   }

@@ -13,8 +13,8 @@
 namespace ep::layout {
 
 struct PlanLayout {
-  static constexpr uint32_t kNumRows = 0;     // used rows here: min(needed, N)
-  static constexpr uint32_t kRowsNeeded = 1;  // true demand here, gaps included
+  static constexpr uint32_t kNumRows = 0;                 // used rows here: min(needed, N)
+  static constexpr uint32_t kRowsNeeded = 1;              // true demand here, gaps included
   static constexpr uint32_t kHashLow = 2, kHashHigh = 3;  // of all ranks' routing
   static constexpr uint32_t kHeadWords = 4;
 

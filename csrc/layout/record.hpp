@@ -40,25 +40,26 @@ enum RecordWord : uint32_t {
   kHasWeights,
   kHasRowWeights,
   kNumExtras,
-  kExtraDType,                            // [kMaxExtras]
-  kExtraBytes = kExtraDType + kMaxExtras, // [kMaxExtras]
-  kRoutingLow = kExtraBytes + kMaxExtras, // hash of all ranks' routing, where a handle is used
+  kExtraDType,                             // [kMaxExtras]
+  kExtraBytes = kExtraDType + kMaxExtras,  // [kMaxExtras]
+  kRoutingLow = kExtraBytes + kMaxExtras,  // hash of all ranks' routing, where a handle is used
   kRoutingHigh,
   kAgreedEnd,
 
   // This rank's own.
-  kBase = kAgreedEnd,  // of the extent, or of combine's rows: offset in the window / kArenaAlignBytes
-  kCapacity,           // of the extent / kArenaAlignBytes
+  kBase =
+      kAgreedEnd,  // of the extent, or of combine's rows: offset in the window / kArenaAlignBytes
+  kCapacity,       // of the extent / kArenaAlignBytes
   kNumTokens,
-  kNumChannels,        // blocks of this rank's launch
-  kHashLow,            // of this rank's routing
+  kNumChannels,  // blocks of this rank's launch
+  kHashLow,      // of this rank's routing
   kHashHigh,
-  kPitch,              // combine: bytes from row to row
-  kNumRows,            // combine: rows that this rank holds
-  kRowsPerChannel,     // combine: rows that each channel copies into the extent; 0: rows are in place
-  kRowWeightsBase,     // combine: as kBase
-  kWantsReadDone,      // combine: this rank waits for its readers
-  kNeeded,             // refusals for want of memory, bytes / kArenaAlignBytes, or tokens
+  kPitch,           // combine: bytes from row to row
+  kNumRows,         // combine: rows that this rank holds
+  kRowsPerChannel,  // combine: rows that each channel copies into the extent; 0: rows are in place
+  kRowWeightsBase,  // combine: as kBase
+  kWantsReadDone,   // combine: this rank waits for its readers
+  kNeeded,          // refusals for want of memory, bytes / kArenaAlignBytes, or tokens
   kAvailable,
   kFixedWords,
 };
@@ -69,12 +70,12 @@ enum class OpKind : uint32_t { kNone, kDispatch, kCombine };
 enum class Cause : uint32_t {
   kNone = 0,
   // A rank refuses at entry; everybody sees it in its record.
-  kArguments,       // its arguments, handle or ids are wrong
-  kTooManyTokens,   // T > max_tokens: kNeeded, kAvailable tokens
-  kNoHostMemory,    // the caller's allocator has no room
-  kNoExtent,        // combine has no extent for its rows: kNeeded, kAvailable
-  kAborted,         // abort(reason)
-  kInterrupted,     // the user left the call
+  kArguments,      // its arguments, handle or ids are wrong
+  kTooManyTokens,  // T > max_tokens: kNeeded, kAvailable tokens
+  kNoHostMemory,   // the caller's allocator has no room
+  kNoExtent,       // combine has no extent for its rows: kNeeded, kAvailable
+  kAborted,        // abort(reason)
+  kInterrupted,    // the user left the call
   // Found alike by all ranks from the records.
   kMismatch,        // agreed fields differ
   kTooManyRows,     // rows > max_rows
@@ -83,11 +84,11 @@ enum class Cause : uint32_t {
   kTimeout,
   kLost,
   kClosed,
-  kPeerAhead,       // a word of a later operation where this one's was awaited
-  kBadRow,          // a handle names a row outside the receiver's output
+  kPeerAhead,  // a word of a later operation where this one's was awaited
+  kBadRow,     // a handle names a row outside the receiver's output
   // Local.
-  kBadIds,          // exact = false: ids outside [-1, E) counted as -1
-  kBroken,          // an earlier operation failed on the way; resync() has not been called
+  kBadIds,  // exact = false: ids outside [-1, E) counted as -1
+  kBroken,  // an earlier operation failed on the way; resync() has not been called
 };
 
 // Entry-time causes end the operation in the same call on every rank, before any row moves.  The others

@@ -19,13 +19,19 @@ EP_HOST_DEVICE constexpr uint32_t tag_of(uint64_t sequence) {
 }
 
 // Words that a rank writes without first holding the peer's record of the same operation exist twice.
-EP_HOST_DEVICE constexpr uint32_t bank_of(uint64_t sequence) { return static_cast<uint32_t>(sequence & 1); }
+EP_HOST_DEVICE constexpr uint32_t bank_of(uint64_t sequence) {
+  return static_cast<uint32_t>(sequence & 1);
+}
 
 EP_HOST_DEVICE constexpr uint64_t tagged(uint32_t value, uint32_t tag) {
   return (uint64_t{value} << 32) | tag;
 }
-EP_HOST_DEVICE constexpr uint32_t value_in(uint64_t word) { return static_cast<uint32_t>(word >> 32); }
-EP_HOST_DEVICE constexpr uint32_t tag_in(uint64_t word) { return static_cast<uint32_t>(word); }
+EP_HOST_DEVICE constexpr uint32_t value_in(uint64_t word) {
+  return static_cast<uint32_t>(word >> 32);
+}
+EP_HOST_DEVICE constexpr uint32_t tag_in(uint64_t word) {
+  return static_cast<uint32_t>(word);
+}
 
 static_assert(tag_of(0) == 1 && tag_of(0xFFFFFFFEull) == 0xFFFFFFFFu && tag_of(0xFFFFFFFFull) == 1);
 

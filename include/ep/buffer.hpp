@@ -20,9 +20,9 @@ namespace ep {
 
 enum class Quant : uint8_t {
   kNone,
-  kFp8Block128,      // e4m3fn, fp32 scale per 128 columns
-  kFp8Block128Pow2,  // the scale rounded up to a power of two
-  kFp8Block128Ue8m0, // as kFp8Block128Pow2, four exponent bytes per int32
+  kFp8Block128,       // e4m3fn, fp32 scale per 128 columns
+  kFp8Block128Pow2,   // the scale rounded up to a power of two
+  kFp8Block128Ue8m0,  // as kFp8Block128Pow2, four exponent bytes per int32
 };
 
 enum class Overflow : uint8_t { kRaise, kDrop };
@@ -31,10 +31,10 @@ enum class Ids : uint8_t { kLocal, kGlobal };
 inline constexpr uint32_t kMaxExtras = 8;
 
 struct DispatchArgs {
-  Tensor x;             // [T,H] bf16, fp16, fp32; or opaque bytes; unit column stride, T may be 0
-  Tensor topk_idx{};    // [T,K] int32 or int64; -1 = no expert.  Not given: `handle` is
-  Tensor topk_weights{};// [T,K] fp32, bf16 or fp16
-  Tensor scales{};      // [T,S] of any 1-, 2- or 4-byte dtype, any strides; makes x opaque
+  Tensor x;               // [T,H] bf16, fp16, fp32; or opaque bytes; unit column stride, T may be 0
+  Tensor topk_idx{};      // [T,K] int32 or int64; -1 = no expert.  Not given: `handle` is
+  Tensor topk_weights{};  // [T,K] fp32, bf16 or fp16
+  Tensor scales{};        // [T,S] of any 1-, 2- or 4-byte dtype, any strides; makes x opaque
   Quant quant = Quant::kNone;
   // Unset: the handle's value, else the default named here.  Another value than the handle's throws.
   std::optional<Layout> layout{};              // Layout::kRank
@@ -47,24 +47,25 @@ struct DispatchArgs {
   std::optional<Ids> ids{};                    // Ids::kLocal
   const Handle* handle = nullptr;              // replay
   std::vector<Event> wait_for{};
-  Stream stream{};        // undefined: the buffer's own
+  Stream stream{};  // undefined: the buffer's own
   bool async_op = false;
-  uint32_t num_sms = 0;   // 0: the buffer's
+  uint32_t num_sms = 0;  // 0: the buffer's
 };
 
 struct DispatchResult {
-  Tensor x;                       // [N,H]
-  Tensor scales{};                // [N,S']; undefined without scales
-  std::vector<Tensor> extras{};   // [N,...]
-  Tensor topk_idx, topk_weights;  // "rank": [N,K]; "expert": [N].  weights undefined when none were given
-  std::optional<uint64_t> num_rows{};              // exact only
-  Tensor num_rows_device, rows_needed_device;      // [1] int32
+  Tensor x;                      // [N,H]
+  Tensor scales{};               // [N,S']; undefined without scales
+  std::vector<Tensor> extras{};  // [N,...]
+  Tensor topk_idx,
+      topk_weights;  // "rank": [N,K]; "expert": [N].  weights undefined when none were given
+  std::optional<uint64_t> num_rows{};                        // exact only
+  Tensor num_rows_device, rows_needed_device;                // [1] int32
   std::optional<std::vector<uint32_t>> tokens_per_expert{};  // [L], exact only
-  Tensor tokens_per_expert_device;                 // [L] int32
-  Tensor expert_offsets;                           // [L+1] int32, aligned
-  Tensor rank_offsets;                             // [R+1] int32; undefined for "expert"
-  Tensor source;                                   // [N,2] int32: source rank, source token
-  Tensor status;                                   // [1] int32, 0 = good
+  Tensor tokens_per_expert_device;                           // [L] int32
+  Tensor expert_offsets;                                     // [L+1] int32, aligned
+  Tensor rank_offsets;                                       // [R+1] int32; undefined for "expert"
+  Tensor source;  // [N,2] int32: source rank, source token
+  Tensor status;  // [1] int32, 0 = good
   Handle handle;
   Event event, inputs_done;
 
@@ -72,16 +73,17 @@ struct DispatchResult {
   // the time the last of them is dropped.
   void record_stream(const Stream& stream) const;
 
-  std::array<std::weak_ptr<void>, 2> window_blocks{};  // what record_stream() marks; none for the caller's memory
+  std::array<std::weak_ptr<void>, 2>
+      window_blocks{};  // what record_stream() marks; none for the caller's memory
 };
 
 struct CombineArgs {
-  Tensor x;                // [N,H'] bf16, fp16, fp32: rows as dispatch laid them out
+  Tensor x;  // [N,H'] bf16, fp16, fp32: rows as dispatch laid them out
   const Handle* handle = nullptr;
-  Tensor weights{};        // [T,K] of the source's tokens; layout "expert" only
-  Tensor row_weights{};    // fp32 [N,K] ("rank") or [N] ("expert"): travel home unmultiplied
+  Tensor weights{};            // [T,K] of the source's tokens; layout "expert" only
+  Tensor row_weights{};        // fp32 [N,K] ("rank") or [N] ("expert"): travel home unmultiplied
   std::vector<Tensor> bias{};  // up to two [T,H'], bf16, fp16 or fp32
-  Tensor out{};            // [T,H'] to write into; undefined: the allocator's
+  Tensor out{};                // [T,H'] to write into; undefined: the allocator's
   std::optional<DType> out_dtype{};  // x's
   std::vector<Event> wait_for{};
   Stream stream{};
@@ -97,10 +99,10 @@ struct CombineResult {
 };
 
 struct RoutingLayout {
-  Tensor tokens_per_rank;     // [R] int32, a token counts once per rank
-  Tensor tokens_per_expert;   // [E] int32
-  Tensor is_token_in_rank;    // [T,R] bool
-  Tensor tokens_per_node;     // [nodes] int32
+  Tensor tokens_per_rank;    // [R] int32, a token counts once per rank
+  Tensor tokens_per_expert;  // [E] int32
+  Tensor is_token_in_rank;   // [T,R] bool
+  Tensor tokens_per_node;    // [nodes] int32
 };
 
 struct MemoryUse {
@@ -108,7 +110,7 @@ struct MemoryUse {
 };
 
 struct Stats {
-  uint64_t dispatches = 0, combines = 0;      // that completed here
+  uint64_t dispatches = 0, combines = 0;            // that completed here
   uint64_t window_outputs = 0, caller_outputs = 0;  // what the outputs policy chose
   uint64_t faults = 0;
 };
@@ -149,14 +151,17 @@ class EPBuffer {
   // What a buffer of this configuration registers on each of `num_ranks` ranks; arithmetic only.
   static Memory bytes_needed(const BufferConfig& config, uint32_t num_ranks);
   // Rows of a fixed-size (exact = false) output on this rank.
-  uint64_t max_rows(Layout layout, std::optional<uint32_t> max_tokens = {}, uint32_t expert_alignment = 1) const;
+  uint64_t max_rows(Layout layout,
+                    std::optional<uint32_t> max_tokens = {},
+                    uint32_t expert_alignment = 1) const;
   MemoryUse memory() const;
   Stats stats() const;
 
-  void check();                              // raises a deferred fault, without waiting
-  void abort(std::string_view reason);       // not collective: peers' current or next call raises PeerError
-  uint64_t resync();                         // collective: required after Timeout or PeerLost
-  void close() noexcept;                     // idempotent
+  void check();  // raises a deferred fault, without waiting
+  void abort(
+      std::string_view reason);  // not collective: peers' current or next call raises PeerError
+  uint64_t resync();             // collective: required after Timeout or PeerLost
+  void close() noexcept;         // idempotent
 
  private:
   friend class BufferAccess;  // tests

@@ -36,13 +36,18 @@ class Communicator {
 
   // Ranks as processes that meet at `address`, "host:port" or "[ipv6]:port", where rank 0 listens.
   // Port 0 is refused: every rank must know the port.  Throws Timeout when somebody does not come.
-  static std::shared_ptr<Communicator> tcp(const std::string& address, uint32_t rank, uint32_t num_ranks,
+  static std::shared_ptr<Communicator> tcp(const std::string& address,
+                                           uint32_t rank,
+                                           uint32_t num_ranks,
                                            double timeout_s = 60.0);
 
   // Bring your own: `all_gather` gets this rank's bytes and returns everybody's (MPI_Allgatherv, a
   // key-value store...).
-  using AllGather = std::function<std::vector<Bytes>(std::span<const std::byte> mine, double timeout_s)>;
-  static std::shared_ptr<Communicator> callbacks(uint32_t rank, uint32_t num_ranks, AllGather all_gather);
+  using AllGather =
+      std::function<std::vector<Bytes>(std::span<const std::byte> mine, double timeout_s)>;
+  static std::shared_ptr<Communicator> callbacks(uint32_t rank,
+                                                 uint32_t num_ranks,
+                                                 AllGather all_gather);
 };
 
 }  // namespace ep

@@ -15,7 +15,7 @@ namespace ep {
 
 // Where the rows of a dispatch end up.  They always land in an extent of the arena first.
 enum class Outputs : uint8_t {
-  kAuto,    // kWindow while the largest free extent holds one dispatch of this shape at 1.5x balanced load
+  kAuto,  // kWindow while the largest free extent holds one dispatch of this shape at 1.5x balanced load
   kWindow,  // tensors are views of the extent
   kCaller,  // the same operation copies them to the caller's allocator
 };
@@ -35,17 +35,19 @@ struct BufferConfig {
   uint32_t hidden = 0;               // elements
   uint32_t max_tokens_per_rank = 0;  // equal on all ranks
 
-  uint64_t token_bytes = 0;   // most bytes per dispatched row: x + scales + extras.  0: 4 * hidden + 64
+  uint64_t token_bytes =
+      0;  // most bytes per dispatched row: x + scales + extras.  0: 4 * hidden + 64
   uint64_t output_bytes = 0;  // most bytes per combined row.  0: 4 * hidden
-  std::vector<uint32_t> expert_offsets{};  // R + 1; rank r owns [o[r], o[r+1]).  Empty: as evenly as can be,
-                                           // the first E % R ranks own one more
-  std::string device = "auto";             // "auto" or "cpu"; "cuda" is Unsupported so far
-  uint32_t num_sms = 0;                    // worker threads per operation.  0: default_num_sms()
-  uint32_t ranks_per_node = 0;             // 0: found out
-  uint32_t num_regions = 2;                // operations that may be in flight at once
-  Outputs outputs = Outputs::kAuto;        // a rank's own choice
-  uint64_t arena_bytes = 0;                // equal on all ranks.  0: num_regions worst-case pairs
-  double timeout_s = -1.0;                 // bound of every wait.  Negative: the group's, else 600
+  std::vector<uint32_t>
+      expert_offsets{};         // R + 1; rank r owns [o[r], o[r+1]).  Empty: as evenly as can be,
+                                // the first E % R ranks own one more
+  std::string device = "auto";  // "auto" or "cpu"; "cuda" is Unsupported so far
+  uint32_t num_sms = 0;         // worker threads per operation.  0: default_num_sms()
+  uint32_t ranks_per_node = 0;  // 0: found out
+  uint32_t num_regions = 2;     // operations that may be in flight at once
+  Outputs outputs = Outputs::kAuto;  // a rank's own choice
+  uint64_t arena_bytes = 0;          // equal on all ranks.  0: num_regions worst-case pairs
+  double timeout_s = -1.0;           // bound of every wait.  Negative: the group's, else 600
 
   // Memory for outputs that are not views of the window, and for handles: `bytes` > 0, aligned to 256.
   // Empty: the library's own.  May throw std::bad_alloc (raised as CapacityError).

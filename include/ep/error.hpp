@@ -77,7 +77,8 @@ class PeerLost : public Error {
 // Ranks made different calls: `field` differs, here `mine`, on rank `peer` `theirs`.
 class Desync : public Error {
  public:
-  Desync(const std::string& what, std::string field_, uint32_t peer_, uint32_t mine_, uint32_t theirs_)
+  Desync(
+      const std::string& what, std::string field_, uint32_t peer_, uint32_t mine_, uint32_t theirs_)
       : Error(what, ErrorKind::kDesync),
         field(std::move(field_)),
         peer(peer_),

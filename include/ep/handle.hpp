@@ -21,14 +21,16 @@ class Handle {
  public:
   // What the host knows.  Plain data: its bytes may be stored and given to from_tensors of the same buffer.
   struct Header {
-    uint64_t buffer_id = 0;      // which buffer made it, the same number on all its ranks
-    uint64_t routing_hash = 0;   // of all ranks' routing; 0 while only the device knows it (exact = false)
-    uint64_t num_rows_total = 0; // N: rows of the output tensors, the fixed size where exact is false
-    uint32_t num_tokens = 0;     // T of this rank
-    uint32_t num_topk = 0;       // K
+    uint64_t buffer_id = 0;  // which buffer made it, the same number on all its ranks
+    uint64_t routing_hash =
+        0;  // of all ranks' routing; 0 while only the device knows it (exact = false)
+    uint64_t num_rows_total =
+        0;                    // N: rows of the output tensors, the fixed size where exact is false
+    uint32_t num_tokens = 0;  // T of this rank
+    uint32_t num_topk = 0;    // K
     uint32_t expert_alignment = 1;
     uint32_t max_tokens = 0;
-    uint32_t max_rows = 0;       // 0: none
+    uint32_t max_rows = 0;  // 0: none
     Layout layout = Layout::kRank;
     bool exact = true;
     bool drop = false;

@@ -57,22 +57,38 @@ constexpr uint32_t num_bytes(DType dtype) {
 // The name PyTorch gives it, for messages.
 constexpr const char* name_of(DType dtype) {
   switch (dtype) {
-    case DType::kUInt8: return "uint8";
-    case DType::kInt8: return "int8";
-    case DType::kBool: return "bool";
-    case DType::kInt16: return "int16";
-    case DType::kUInt16: return "uint16";
-    case DType::kInt32: return "int32";
-    case DType::kUInt32: return "uint32";
-    case DType::kInt64: return "int64";
-    case DType::kFloat64: return "float64";
-    case DType::kFloat32: return "float32";
-    case DType::kFloat16: return "float16";
-    case DType::kBFloat16: return "bfloat16";
-    case DType::kFloat8E4M3FN: return "float8_e4m3fn";
-    case DType::kFloat8E5M2: return "float8_e5m2";
-    case DType::kFloat8E8M0FNU: return "float8_e8m0fnu";
-    case DType::kFloat4E2M1FNx2: return "float4_e2m1fn_x2";
+    case DType::kUInt8:
+      return "uint8";
+    case DType::kInt8:
+      return "int8";
+    case DType::kBool:
+      return "bool";
+    case DType::kInt16:
+      return "int16";
+    case DType::kUInt16:
+      return "uint16";
+    case DType::kInt32:
+      return "int32";
+    case DType::kUInt32:
+      return "uint32";
+    case DType::kInt64:
+      return "int64";
+    case DType::kFloat64:
+      return "float64";
+    case DType::kFloat32:
+      return "float32";
+    case DType::kFloat16:
+      return "float16";
+    case DType::kBFloat16:
+      return "bfloat16";
+    case DType::kFloat8E4M3FN:
+      return "float8_e4m3fn";
+    case DType::kFloat8E5M2:
+      return "float8_e5m2";
+    case DType::kFloat8E8M0FNU:
+      return "float8_e8m0fnu";
+    case DType::kFloat4E2M1FNx2:
+      return "float4_e2m1fn_x2";
   }
   return "unknown";
 }
@@ -102,17 +118,21 @@ struct Tensor {
   int64_t size(uint32_t dim) const { return shape[dim]; }
   int64_t num_elements() const {
     int64_t n = 1;
-    for (uint32_t d = 0; d < num_dims; ++d) n *= shape[d];
+    for (uint32_t d = 0; d < num_dims; ++d)
+      n *= shape[d];
     return n;
   }
 
   // A row-major view of `data`.  REQUIRES: at most kMaxDims dimensions.
-  static Tensor contiguous(void* data, DType dtype, std::initializer_list<int64_t> shape,
+  static Tensor contiguous(void* data,
+                           DType dtype,
+                           std::initializer_list<int64_t> shape,
                            std::shared_ptr<void> owner = {}) {
     Tensor t;
     t.data = data;
     t.dtype = dtype;
-    for (const int64_t n : shape) t.shape[t.num_dims++] = n;
+    for (const int64_t n : shape)
+      t.shape[t.num_dims++] = n;
     int64_t stride = 1;
     for (uint32_t d = t.num_dims; d-- > 0;) {
       t.strides[d] = stride;

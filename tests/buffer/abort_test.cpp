@@ -1,4 +1,5 @@
-// Calls that somebody leaves on purpose: abort(reason) and the interrupt callback, before a call and within one.
+// Calls that somebody leaves on purpose: abort(reason) and the interrupt callback, before a call
+// and within one.
 #include <atomic>
 #include <functional>
 #include <latch>
@@ -102,8 +103,8 @@ TEST(Abort, ReasonsOfAnyLength) {
   });
 }
 
-// api.md: a rank that waits in dispatch for a late peer; another thread of it aborts.  Whoever is in the call and
-// whoever comes later raise in that call, and the next is exact.
+// api.md: a rank that waits in dispatch for a late peer; another thread of it aborts.  Whoever is
+// in the call and whoever comes later raise in that call, and the next is exact.
 TEST(Abort, OfADispatchInFlight) {
   for (const Layout layout : kBothLayouts) {
     const Trip trip = plain_trip(kRanks, layout);
@@ -178,7 +179,8 @@ TEST(Abort, OfAnAsyncFixedSizeDispatch) {
   });
 }
 
-// The peer hangs and several calls are queued: the first of them takes the abort, which waits for no other.
+// The peer hangs and several calls are queued: the first of them takes the abort, which waits for
+// no other.
 TEST(Abort, DoesNotWaitForCallsBehindTheOneItEnds) {
   const Trip trip = plain_trip(2);
   Gate ended;
@@ -225,7 +227,8 @@ Adapt interruptible(std::atomic<bool>& asked) {
   };
 }
 
-// Ctrl-C while a peer is late: Interrupted within the promised 100 ms here, PeerError there, next call exact.
+// Ctrl-C while a peer is late: Interrupted within the promised 100 ms here, PeerError there, next
+// call exact.
 TEST(Interrupt, LeavesADispatch) {
   for (const bool exact : {true, false}) {
     const Trip trip = plain_trip(kRanks);
@@ -286,8 +289,8 @@ TEST(Interrupt, LeavesACombine) {
       interruptible(asked));
 }
 
-// Ctrl-C in a call that stands behind asynchronous ones: it ends them too, since they come first.  The second could
-// not even begin, so this one needs resync().
+// Ctrl-C in a call that stands behind asynchronous ones: it ends them too, since they come first.
+// The second could not even begin, so this one needs resync().
 TEST(Interrupt, ReachesTheCallBehindAsyncOnes) {
   const Trip trip = plain_trip(2);
   std::atomic<bool> asked{false};

@@ -1,4 +1,5 @@
-// Construction is collective: one rank's mistake is everybody's, with the numbers, and costs nobody a timeout.
+// Construction is collective: one rank's mistake is everybody's, with the numbers, and costs nobody
+// a timeout.
 #include <functional>
 #include <string>
 #include <vector>
@@ -50,7 +51,11 @@ TEST(Agreement, DifferentValuesAreNamedOnEveryRank) {  // user report D3
       {"output_bytes", [](BufferConfig& c) { c.output_bytes = 512; }, "256", "512"},
       {"num_regions", [](BufferConfig& c) { c.num_regions = 4; }, "2", "4"},
       {"ranks_per_node", [](BufferConfig& c) { c.ranks_per_node = 3; }, "0", "3"},
-      {"expert_offsets[1]", [](BufferConfig& c) { c.expert_offsets = {0, 4, 6, 8}; }, "3", "4"},
+      {"expert_offsets[1]",
+       [](BufferConfig& c) {
+         c.expert_offsets = {0, 4, 6, 8};
+       },
+       "3", "4"},
       {"arena_bytes", [](BufferConfig& c) { c.arena_bytes = 1 << 20; }, "", "1048576"},
   };
   for (const Case& c : cases) {
@@ -63,8 +68,9 @@ TEST(Agreement, DifferentValuesAreNamedOnEveryRank) {  // user report D3
           return config;
         },
         [&](uint32_t, const InvalidArgument& error) {
-          expect_text(error, {std::string(c.name) + " differs", std::string("rank 0 has ") + c.first,
-                              std::string("rank 2 has ") + c.other});
+          expect_text(error,
+                      {std::string(c.name) + " differs", std::string("rank 0 has ") + c.first,
+                       std::string("rank 2 has ") + c.other});
         });
   }
 }
@@ -75,7 +81,10 @@ TEST(Agreement, OneRanksBadArgumentRaisesOnAll) {
       {"hidden=0", [](BufferConfig& c) { c.hidden = 0; }},
       {"timeout_s=0", [](BufferConfig& c) { c.timeout_s = 0.0; }},
       {"num_sms=65", [](BufferConfig& c) { c.num_sms = 65; }},
-      {"expert_offsets", [](BufferConfig& c) { c.expert_offsets = {0, 8}; }},
+      {"expert_offsets",
+       [](BufferConfig& c) {
+         c.expert_offsets = {0, 8};
+       }},
       {"device=\"gpu\"", [](BufferConfig& c) { c.device = "gpu"; }},
   };
   for (const auto& [text, spoil] : cases) {
@@ -115,7 +124,9 @@ TEST(Agreement, CudaIsUnsupported) {
         config.device = "cuda";
         return config;
       },
-      [](uint32_t, const Unsupported& error) { expect_text(error, {"cuda", "cpu"}); });
+      [](uint32_t, const Unsupported& error) {
+        expect_text(error, {"cuda", "cpu"});
+      });
 }
 
 TEST(Agreement, AFailedConstructionLeavesTheGroupUsable) {

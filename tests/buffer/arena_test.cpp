@@ -1,4 +1,6 @@
 // The arena: which ranges it gives, and when a range that came back may be given again.
+#include "buffer/arena.hpp"
+
 #include <algorithm>
 #include <map>
 #include <random>
@@ -6,7 +8,6 @@
 
 #include <gtest/gtest.h>
 
-#include "buffer/arena.hpp"
 #include "ep/stream.hpp"
 #include "support/faults.hpp"
 
@@ -118,7 +119,8 @@ TEST(Arena, ForgottenOperationsFreeTheirRanges) {  // protocol rule 22
   EXPECT_TRUE(take(*arena, 1, 3));
 }
 
-// protocol rule 7: the base may be published only by work ordered after the streams' work at the drop.
+// protocol rule 7: the base may be published only by work ordered after the streams' work at the
+// drop.
 TEST(Arena, ARangeWaitsForTheStreamsThatReadIt) {
   const Watchdog watchdog;
   const auto arena = make_arena(2);

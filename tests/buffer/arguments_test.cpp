@@ -1,5 +1,5 @@
-// Wrong arguments: the rank that gave them learns what and where, the others that it refused, in the same call;
-// and the next call is exact on all.
+// Wrong arguments: the rank that gave them learns what and where, the others that it refused, in
+// the same call; and the next call is exact on all.
 #include <functional>
 #include <string>
 #include <vector>
@@ -98,8 +98,14 @@ TEST(Arguments, X) {
   const std::vector<BadDispatch> cases = {
       {{"x is required"}, [](A& a, auto&) { a.x = {}; }},
       {{"x has shape [9]", "2 dimensions"}, [](A& a, auto&) { a.x = with_shape(a.x, {9}); }},
-      {{"x has shape [3, 3, 32]", "2 dim"}, [](A& a, auto&) { a.x = with_shape(a.x, {3, 3, 32}); }},
-      {{"x has shape [-1, 32]"}, [](A& a, auto&) { a.x = with_shape(a.x, {-1, 32}); }},
+      {{"x has shape [3, 3, 32]", "2 dim"},
+       [](A& a, auto&) {
+         a.x = with_shape(a.x, {3, 3, 32});
+       }},
+      {{"x has shape [-1, 32]"},
+       [](A& a, auto&) {
+         a.x = with_shape(a.x, {-1, 32});
+       }},
       {{"x has dtype int32", "bfloat16"}, [](A& a, auto&) { a.x.dtype = DType::kInt32; }},
       {{"x has dtype bool"}, [](A& a, auto&) { a.x.dtype = DType::kBool; }},
       {{"x has a null pointer"}, [](A& a, auto&) { a.x = null_of(a.x); }},
@@ -107,8 +113,13 @@ TEST(Arguments, X) {
       {{"x has column stride 2"}, [](A& a, auto&) { a.x = with_strides(a.x, 32, 2); }},
       {{"x has column stride 9"}, [](A& a, auto&) { a.x = with_strides(a.x, 1, 9); }},
       {{"x has H=7", "14 bytes", "multiple of 8"},
-       [](A& a, auto&) { a.x = with_shape(a.x, {9, 7}); }},
-      {{"x has H=0"}, [](A& a, auto&) { a.x = with_shape(a.x, {9, 0}); }},
+       [](A& a, auto&) {
+         a.x = with_shape(a.x, {9, 7});
+       }},
+      {{"x has H=0"},
+       [](A& a, auto&) {
+         a.x = with_shape(a.x, {9, 0});
+       }},
       {{"H=40", "hidden=32"}, [](A& a, auto&) { a.x = zeros(DType::kBFloat16, 9, 40); }},
       {{"160 bytes", "token_bytes=128"}, [](A& a, auto&) { a.x = zeros(DType::kFloat32, 9, 40); }},
       {{"multiple of 128", "H=32"}, [](A& a, auto&) { a.quant = Quant::kFp8Block128; }},
@@ -130,15 +141,22 @@ TEST(Arguments, RoutingAndWeights) {
        [](A& a, auto&) { a.topk_idx.dtype = DType::kFloat32; }},
       {{"topk_idx has shape [27]"}, [](A& a, auto&) { a.topk_idx = with_shape(a.topk_idx, {27}); }},
       {{"topk_idx has shape [8, 3]", "[9, 3]"},
-       [](A& a, auto&) { a.topk_idx = with_shape(a.topk_idx, {8, 3}); }},
+       [](A& a, auto&) {
+         a.topk_idx = with_shape(a.topk_idx, {8, 3});
+       }},
       {{"K=4", "num_topk=3"}, [](A& a, auto&) { a.topk_idx = zeros(DType::kInt64, 9, 4); }},
-      {{"K=0"}, [](A& a, auto&) { a.topk_idx = with_shape(a.topk_idx, {9, 0}); }},
+      {{"K=0"},
+       [](A& a, auto&) {
+         a.topk_idx = with_shape(a.topk_idx, {9, 0});
+       }},
       {{"topk_idx has a null"}, [](A& a, auto&) { a.topk_idx = null_of(a.topk_idx); }},
       {{"topk_idx is on a CUDA"}, [](A& a, auto&) { a.topk_idx = on_cuda(a.topk_idx); }},
       {{"topk_weights has dtype int32", "float32"},
        [](A& a, auto&) { a.topk_weights.dtype = DType::kInt32; }},
       {{"topk_weights has shape [9, 2]", "[9, 3]"},
-       [](A& a, auto&) { a.topk_weights = with_shape(a.topk_weights, {9, 2}); }},
+       [](A& a, auto&) {
+         a.topk_weights = with_shape(a.topk_weights, {9, 2});
+       }},
       {{"topk_weights has a null"}, [](A& a, auto&) { a.topk_weights = null_of(a.topk_weights); }},
       {{"scales has shape [8, 1]", "[9, S]"},
        [](A& a, auto&) { a.scales = zeros(DType::kFloat32, 8, 1); }},
@@ -171,7 +189,9 @@ TEST(Arguments, Options) {
       {{"num_sms=65", "64"}, [](A& a, auto&) { a.num_sms = 65; }},
       {{"9 extras", "8"}, [](A& a, auto&) { a.extras.assign(9, zeros(DType::kInt8, 9, 1)); }},
       {{"extras[1] has shape [8, 1]", "9 rows"},
-       [](A& a, auto&) { a.extras = {zeros(DType::kInt8, 9, 1), zeros(DType::kInt8, 8, 1)}; }},
+       [](A& a, auto&) {
+         a.extras = {zeros(DType::kInt8, 9, 1), zeros(DType::kInt8, 8, 1)};
+       }},
       {{"extras[0] has stride 2"},
        [](A& a, auto&) { a.extras = {with_strides(zeros(DType::kInt8, 9, 4), 4, 2)}; }},
       {{"extras[0] is required"}, [](A& a, auto&) { a.extras = {Tensor{}}; }},
@@ -225,11 +245,16 @@ std::vector<BadCombine> bad_combines() {
       {{"handle is empty"}, [](A& a, auto&) { a.handle = &kEmpty; }},
       {{"another buffer"}, [](A& a, const Handles& h) { a.handle = &h.foreign; }},
       {{"x is required"}, [](A& a, auto&) { a.x = {}; }},
-      {{"x has 2 rows", "handle"}, [](A& a, auto&) { a.x = with_shape(a.x, {2, 32}); }},
+      {{"x has 2 rows", "handle"},
+       [](A& a, auto&) {
+         a.x = with_shape(a.x, {2, 32});
+       }},
       {{"x has dtype int16"}, [](A& a, auto&) { a.x.dtype = DType::kInt16; }},
       {{"x has column stride 2"}, [](A& a, auto&) { a.x = with_strides(a.x, 32, 2); }},
       {{"x has H'=4", "multiple of 8"},
-       [](A& a, auto&) { a.x = with_shape(a.x, {a.x.shape[0], 4}); }},
+       [](A& a, auto&) {
+         a.x = with_shape(a.x, {a.x.shape[0], 4});
+       }},
       {{"160 bytes", "output_bytes=128"},
        [](A& a, auto&) { a.x = zeros(DType::kFloat32, a.x.shape[0], 40); }},
       {{"row_weights has dtype float16"},

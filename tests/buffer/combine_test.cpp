@@ -98,8 +98,8 @@ TEST(Combine, OtherHiddenThanDispatch) {
   run_specs(specs, {.answer_in = AnswerIn::kExpertOutput});
 }
 
-TEST(Combine,
-     OfDispatchsOwnRows) {  // an identity expert: nothing is copied, rows are read where they are
+// an identity expert: nothing is copied, rows are read where they are
+TEST(Combine, OfDispatchsOwnRows) {
   for (const Layout layout : kBothLayouts) {
     for (const Outputs outputs : {Outputs::kWindow, Outputs::kCaller}) {
       Trip trip = make_trip({.num_tokens = {9, 4, 7},
@@ -134,8 +134,8 @@ TEST(Combine,
   }
 }
 
-// Views that begin at a block of the window's, or elsewhere in it, or cover some columns: read in place or copied,
-// the rows are what the view says.
+// Views that begin at a block of the window's, or elsewhere in it, or cover some columns: read in
+// place or copied, the rows are what the view says.
 TEST(Combine, OfViewsIntoDispatchsRows) {
   for (const Layout layout : kBothLayouts) {
     Trip trip = make_trip({.num_tokens = {9, 4, 7},
@@ -208,9 +208,8 @@ TEST(Combine, IntoTheCallersTensor) {
   });
 }
 
-TEST(
-    Combine,
-    ExpertOutputsHaveTheirOwnRows) {  // two at once, filled in turn: neither disturbs the other or dispatch's x
+// two at once, filled in turn: neither disturbs the other or dispatch's x
+TEST(Combine, ExpertOutputsHaveTheirOwnRows) {
   const Trip a = make_trip({.num_tokens = {9, 4}, .num_experts = 6, .num_topk = 3, .hidden = 64});
   const Trip b = make_trip(
       {.num_tokens = {9, 4}, .num_experts = 6, .num_topk = 3, .hidden = 64, .payload_seed = 1});
@@ -225,9 +224,8 @@ TEST(
   });
 }
 
-TEST(
-    Combine,
-    EightRowsOfOneRank) {  // user report G1: x in {0,1}, all 8 experts on rank 0, so 8 x or 0 exactly
+// user report G1: x in {0,1}, all 8 experts on rank 0, so 8 x or 0 exactly
+TEST(Combine, EightRowsOfOneRank) {
   Trip trip = make_trip({.num_tokens = {16, 16},
                          .num_experts = 16,
                          .num_topk = 8,
@@ -258,9 +256,8 @@ TEST(
   });
 }
 
-TEST(
-    Combine,
-    RefusesWhatItCannotDo) {  // user reports H5, K6; every refusal spends the turn and nothing else
+// user reports H5, K6; every refusal spends the turn and nothing else
+TEST(Combine, RefusesWhatItCannotDo) {
   const Trip trip =
       make_trip({.num_tokens = {9, 4}, .num_experts = 6, .num_topk = 3, .hidden = 64});
   with_buffers(trip, [&](EPBuffer& buffer) {

@@ -1,4 +1,5 @@
-// exact = false: sizes that do not depend on the routing, tails, and what happens to rows past max_rows.
+// exact = false: sizes that do not depend on the routing, tails, and what happens to rows past
+// max_rows.
 #include <algorithm>
 #include <vector>
 
@@ -12,8 +13,8 @@
 namespace ep::test {
 namespace {
 
-// user reports I1, I7, I2: dead rows have ids of -1; the valid prefix equals the exact output; counts are on
-// the device.
+// user reports I1, I7, I2: dead rows have ids of -1; the valid prefix equals the exact output;
+// counts are on the device.
 TEST(FixedSize, EveryRouting) {
   std::vector<TripSpec> specs;
   for (const Layout layout : kBothLayouts) {
@@ -76,8 +77,8 @@ TEST(FixedSize, ARankWithoutExpertsGetsNoRows) {
   }
 }
 
-// user report D8, at every capacity around the demand: kept rows are the first in layout order, the true demand
-// is reported, dropped routes add nothing and weights are not renormalised.
+// user report D8, at every capacity around the demand: kept rows are the first in layout order, the
+// true demand is reported, dropped routes add nothing and weights are not renormalised.
 TEST(FixedSize, DropsRowsPastMaxRows) {
   for (const Layout layout : kBothLayouts) {
     for (const uint32_t alignment : {1u, 4u}) {
@@ -129,8 +130,8 @@ TEST(FixedSize, MaxRowsThatSuffice) {
   }
 }
 
-// Too many rows: nothing is sent, status is set and CapacityError comes on every rank, with the same numbers; the
-// next call is exact.
+// Too many rows: nothing is sent, status is set and CapacityError comes on every rank, with the
+// same numbers; the next call is exact.
 TEST(FixedSize, TooManyRowsRaiseEverywhere) {
   for (const Layout layout : kBothLayouts) {
     const Trip good = make_trip(

@@ -144,8 +144,8 @@ TEST(DispatchFormats, ExtrasWithQuant) {
             .quant = Quant::kFp8Block128});
 }
 
-TEST(DispatchFormats,
-     OneBufferManyShapes) {  // user reports K1, D6: layers of different formats in turn
+// user reports K1, D6: layers of different formats in turn
+TEST(DispatchFormats, OneBufferManyShapes) {
   std::vector<TripSpec> specs;
   for (uint32_t round = 0; round < 12; ++round) {
     TripSpec s{.num_tokens = {5 + round, 9},

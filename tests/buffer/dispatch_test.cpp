@@ -37,8 +37,8 @@ TEST(Dispatch, OneRankIsNoSpecialCase) {  // user report H7
   run_specs(specs);
 }
 
-TEST(Dispatch,
-     RanksWithoutTokens) {  // user reports C1, C3, C7: the idle rank rotates, then all idle
+// user reports C1, C3, C7: the idle rank rotates, then all idle
+TEST(Dispatch, RanksWithoutTokens) {
   std::vector<TripSpec> specs;
   for (const Layout layout : kBothLayouts) {
     for (const std::vector<uint32_t>& t :
@@ -65,8 +65,8 @@ TEST(Dispatch, EmptyTensorsMayHaveNoMemory) {  // user report C1: topk_idx of sh
   });
 }
 
-TEST(Dispatch,
-     NobodySendsToARank) {  // user reports C4, C5: ranks 1 and 2 own experts and get nothing
+// user reports C4, C5: ranks 1 and 2 own experts and get nothing
+TEST(Dispatch, NobodySendsToARank) {
   std::vector<TripSpec> specs;
   for (uint32_t round = 0; round < scaled(20); ++round) {
     specs.push_back({.num_tokens = {5, 5, 5},
@@ -102,8 +102,8 @@ TEST(Dispatch, AlignedExperts) {  // user report H4: true counts, aligned offset
   run_specs(specs);
 }
 
-TEST(Dispatch,
-     IdDtypesAndForms) {  // user reports R3, H8: ids come back in the dtype they were given in
+// user reports R3, H8: ids come back in the dtype they were given in
+TEST(Dispatch, IdDtypesAndForms) {
   std::vector<TripSpec> specs;
   for (const Layout layout : kBothLayouts) {
     for (const DType dtype : {DType::kInt32, DType::kInt64}) {
@@ -157,9 +157,8 @@ TEST(Dispatch, StridedInputs) {  // user report R1
   run_specs(specs);
 }
 
-TEST(
-    Dispatch,
-    BroadcastRowsAndOddStridesOfOne) {  // user report R1: expand() over rows; size-1 dims with any stride
+// user report R1: expand() over rows; size-1 dims with any stride
+TEST(Dispatch, BroadcastRowsAndOddStridesOfOne) {
   Trip trip = make_trip({.num_tokens = {4, 1}, .num_experts = 4, .num_topk = 1, .hidden = 16});
   for (uint64_t t = 1; t < 4; ++t)
     std::copy_n(trip.tokens[0].x.row(0), 32, trip.tokens[0].x.row(t));

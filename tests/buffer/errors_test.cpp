@@ -1,5 +1,5 @@
-// Faults that all ranks see in the same call: ids, token counts, calls that differ, too many rows.  After each
-// the next call is exact.
+// Faults that all ranks see in the same call: ids, token counts, calls that differ, too many rows.
+// After each the next call is exact.
 #include <algorithm>
 #include <functional>
 #include <limits>
@@ -52,14 +52,14 @@ TEST(Errors, ABadIdIsNamed) {
       for (uint32_t i = 0; i < bad.size(); ++i) {
         const uint32_t token = i * 5 % 9, slot = i % 3;
         DispatchArgs args = dispatch_args(trip, rank);
-        if (rank == i % kRanks) args.topk_idx = ids_with(trip.tokens[rank].idx, token, slot, bad[i]);
+        if (rank == i % kRanks)
+          args.topk_idx = ids_with(trip.tokens[rank].idx, token, slot, bad[i]);
         args.async_op = i % 2 == 1;
-        expect_refusal<InvalidArgument>(
-            buffer, i % kRanks,
-            {"topk_idx[" + std::to_string(token) + ", " + std::to_string(slot) + "] = " +
-                 std::to_string(bad[i]),
-             "num_experts=6"},
-            [&] { buffer.dispatch(args); });
+        expect_refusal<InvalidArgument>(buffer, i % kRanks,
+                                        {"topk_idx[" + std::to_string(token) + ", " +
+                                             std::to_string(slot) + "] = " + std::to_string(bad[i]),
+                                         "num_experts=6"},
+                                        [&] { buffer.dispatch(args); });
         round_trip(buffer, trip);
       }
     });
@@ -85,7 +85,8 @@ TEST(Errors, TheFirstOfSeveralBadIdsIsNamed) {
       [](BufferConfig& config, uint32_t) { config.num_sms = 4; });
 }
 
-// exact = false: the host does not wait, so the fault comes once, at any of three places, and spends no turn.
+// exact = false: the host does not wait, so the fault comes once, at any of three places, and
+// spends no turn.
 TEST(Errors, ABadIdOfAFixedSizeDispatchIsDeferred) {
   TripSpec spec = wide_spec();
   spec.exact = false;
@@ -171,9 +172,7 @@ std::vector<Difference> dispatch_differences() {
   const auto scaled = [](DType dtype, uint64_t columns) {
     return [=](A& a) { a.scales = zeros(dtype, 9, columns); };
   };
-  const auto extras = [](std::vector<Tensor> tensors) {
-    return [=](A& a) { a.extras = tensors; };
-  };
+  const auto extras = [](std::vector<Tensor> tensors) { return [=](A& a) { a.extras = tensors; }; };
   const auto rows = [](uint32_t n) { return [=](A& a) { a.max_rows = n; }; };
   const auto expert = [](A& a) { a.layout = Layout::kExpert; };
   const Tensor i32 = zeros(DType::kInt32, 9, 2), f32 = zeros(DType::kFloat32, 9, 2),
@@ -310,8 +309,10 @@ TEST(Errors, ADispatchAndACombine) {  // user report B4
       const DispatchResult sent = buffer.dispatch(dispatch_args(trip, rank));
       for (uint32_t culprit = 0; culprit < kRanks; ++culprit) {
         expect_desync(buffer, culprit, "kind of operation", [&] {
-          if (rank == culprit) buffer.combine(combine_args(trip, rank, sent.handle));
-          else buffer.dispatch(dispatch_args(trip, rank));
+          if (rank == culprit)
+            buffer.combine(combine_args(trip, rank, sent.handle));
+          else
+            buffer.dispatch(dispatch_args(trip, rank));
         });
         expect_combined(trip.back[rank], rank,
                         buffer.combine(window_combine_args(buffer, trip, rank, sent.handle)));
@@ -338,8 +339,8 @@ TEST(Errors, ADesyncOfAnAsyncFixedSizeDispatch) {
   });
 }
 
-// user report D8: nothing is sent, the demand is told, the same error on every rank, at any of the places where
-// a deferred fault comes.
+// user report D8: nothing is sent, the demand is told, the same error on every rank, at any of the
+// places where a deferred fault comes.
 TEST(Errors, TooManyRows) {
   TripSpec spec = wide_spec();
   spec.routing = Routing::kOneRank;
@@ -366,6 +367,32 @@ TEST(Errors, TooManyRows) {
       EXPECT_NO_THROW(sent.event.synchronize());
       round_trip(buffer, good);
     }
+  });
+}
+
+// The handle of a dispatch that failed names no rows: an error on every rank, and a way back.
+TEST(Errors, TheHandleOfAFailedDispatch) {
+  TripSpec spec = wide_spec();
+  const Trip good = make_trip(spec);
+  spec.routing = Routing::kOneRank;
+  spec.max_rows = 20;
+  const Trip bad = make_trip(spec);
+  with_buffers(good, [&](EPBuffer& buffer) {
+    const uint32_t rank = buffer.rank();
+    const DispatchResult sent = buffer.dispatch(dispatch_args(bad, rank));
+    caught<CapacityError>([&] { buffer.check(); });
+    CombineArgs args{.x = zeros(DType::kBFloat16, 20, 128)};
+    args.handle = &sent.handle;
+    caught<Error>([&] { buffer.combine(args); });
+    buffer.resync();
+    DispatchArgs replay{.x = to_tensor(bad.tokens[rank].x)};
+    replay.handle = &sent.handle;
+    try {
+      buffer.dispatch(replay).event.synchronize();
+    } catch (const Error&) {
+    }
+    buffer.resync();
+    round_trip(buffer, good);
   });
 }
 

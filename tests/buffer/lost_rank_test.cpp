@@ -1,5 +1,5 @@
-// Ranks whose processes end: killed, gone without a word, or closed.  Ranks here are forked processes; their
-// timeout is far longer than a test may take, so whatever ends a wait is not that.
+// Ranks whose processes end: killed, gone without a word, or closed.  Ranks here are forked
+// processes; their timeout is far longer than a test may take, so whatever ends a wait is not that.
 #include <functional>
 #include <string>
 #include <vector>
@@ -63,7 +63,8 @@ void expect_lost(const std::function<void()>& call, uint32_t lost) {
   EXPECT_LT(watch.seconds(), kNoticeS);
 }
 
-// Survivors wait in a call while rank 1 is killed: PeerLost in time, on all of them, and they leave by themselves.
+// Survivors wait in a call while rank 1 is killed: PeerLost in time, on all of them, and they leave
+// by themselves.
 void run_kill(const Job& job, const std::function<void(EPBuffer&)>& victim_does) {
   const Bound bound;
   Signal ready, entered[kRanks];
@@ -117,9 +118,8 @@ TEST(LostRank, KilledWhileItWaits) {
   const Bound bound;
   const Job job;
   Signal in_call, dead;
-  Child waiter = job.start(0, [&](EPBuffer& buffer) {
-    expect_lost([&] { dispatch(buffer, job.trip); }, 1);
-  });
+  Child waiter =
+      job.start(0, [&](EPBuffer& buffer) { expect_lost([&] { dispatch(buffer, job.trip); }, 1); });
   Child victim = job.start(1, [&](EPBuffer& buffer) {
     const std::jthread teller([&] {
       await_entered(buffer, 0, 3);
@@ -150,12 +150,10 @@ TEST(LostRank, ExitWithoutCloseIsAFault) {
     await_entered(buffer, 2, 3);
     ::_exit(0);
   });
-  Child first = job.start(0, [&](EPBuffer& buffer) {
-    expect_lost([&] { dispatch(buffer, job.trip); }, 1);
-  });
-  Child last = job.start(2, [&](EPBuffer& buffer) {
-    expect_lost([&] { dispatch(buffer, job.trip); }, 1);
-  });
+  Child first =
+      job.start(0, [&](EPBuffer& buffer) { expect_lost([&] { dispatch(buffer, job.trip); }, 1); });
+  Child last =
+      job.start(2, [&](EPBuffer& buffer) { expect_lost([&] { dispatch(buffer, job.trip); }, 1); });
   EXPECT_EQ(leaver.join(kExitS), 0);
   EXPECT_EQ(first.join(kExitS), 0);
   EXPECT_EQ(last.join(kExitS), 0);
@@ -211,14 +209,16 @@ TEST(LostRank, OutputsSurviveTheirSource) {
   for (const uint32_t rank : {0u, 2u}) {
     survivors.push_back(job.start(rank, [&, rank](EPBuffer& buffer) {
       const DispatchResult sent = buffer.dispatch(dispatch_args(job.trip, rank));
-      expect_lost([&] {
-        try {
-          buffer.combine(combine_args(job.trip, rank, sent.handle));
-        } catch (...) {
-          dead[rank / 2].wait();
-          throw;
-        }
-      }, 1);
+      expect_lost(
+          [&] {
+            try {
+              buffer.combine(combine_args(job.trip, rank, sent.handle));
+            } catch (...) {
+              dead[rank / 2].wait();
+              throw;
+            }
+          },
+          1);
       expect_received(job.trip.sent.ranks[rank], job.trip.rules, rank, sent);
     }));
   }
@@ -261,7 +261,48 @@ TEST(LostRank, AForkedChildsBufferIsInert) {
     EXPECT_EQ(rank.join(kExitS), 0);
 }
 
-// user report B3: behind a Timeout the process leaves by itself, at once, while the late rank still lives.
+// protocol rule 21: a stopped process is late, not lost, and may come back.
+TEST(LostRank, AStoppedRankIsLate) {
+  const Bound bound;
+  const Job job;
+  Signal ready, is_stopped[2], timed_out[2], go_on;
+  const auto recover = [&](EPBuffer& buffer) {
+    buffer.set_timeout_s(kBoundS);
+    EXPECT_EQ(buffer.resync(), 2u);
+    round_trip(buffer, job.trip);
+  };
+  Child stopped = job.start(1, [&](EPBuffer& buffer) {
+    ready.signal();
+    go_on.wait();
+    caught<PeerError>([&] { dispatch(buffer, job.trip); });
+    recover(buffer);
+  });
+  std::vector<Child> others;
+  for (const uint32_t rank : {0u, 2u}) {
+    others.push_back(job.start(rank, [&, rank](EPBuffer& buffer) {
+      is_stopped[rank / 2].wait();
+      buffer.set_timeout_s(kShortS);
+      EXPECT_EQ(caught<Timeout>([&] { dispatch(buffer, job.trip); }).peers,
+                std::vector<uint32_t>{1});
+      timed_out[rank / 2].signal();
+      recover(buffer);
+    }));
+  }
+  ready.wait();
+  EXPECT_EQ(::kill(stopped.pid(), SIGSTOP), 0);
+  for (const Signal& signal : is_stopped)
+    signal.signal();
+  for (const Signal& signal : timed_out)
+    signal.wait();
+  EXPECT_EQ(::kill(stopped.pid(), SIGCONT), 0);
+  go_on.signal();
+  EXPECT_EQ(stopped.join(kExitS), 0);
+  for (Child& other : others)
+    EXPECT_EQ(other.join(kExitS), 0);
+}
+
+// user report B3: behind a Timeout the process leaves by itself, at once, while the late rank still
+// lives.
 TEST(LostRank, ATimeoutLetsTheProcessLeave) {
   const Bound bound;
   const Job job;

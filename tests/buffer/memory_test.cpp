@@ -51,9 +51,10 @@ struct AllocationCase {
   bool exact;
 };
 
-// user report N3: every allocation of a dispatch and a combine fails in turn, on one rank.  That rank is told
-// how many bytes are missing, the others that it had no room, and the next call is exact.  Where an exact dispatch
-// allocates only once it knows the counts, its peers are past the call: theirs is the next one.
+// user report N3: every allocation of a dispatch and a combine fails in turn, on one rank.  That
+// rank is told how many bytes are missing, the others that it had no room, and the next call is
+// exact.  Where an exact dispatch allocates only once it knows the counts, its peers are past the
+// call: theirs is the next one.
 void run_failing_allocations(const AllocationCase& c) {
   TripSpec spec = plain_trip(2).spec;
   spec.exact = c.exact;
@@ -160,8 +161,8 @@ std::vector<Tensor> fill_arena(EPBuffer& buffer, const Handle& handle) {
   return kept;
 }
 
-// api.md: rows that fit no free extent on arrival are a CapacityError on every rank, with the same numbers; once
-// outputs are dropped the next call is exact.
+// api.md: rows that fit no free extent on arrival are a CapacityError on every rank, with the same
+// numbers; once outputs are dropped the next call is exact.
 void run_full_arena(bool exact, bool in_combine, bool row_weights) {
   TripSpec spec = plain_trip(3).spec;
   spec.row_weights = row_weights;
@@ -178,8 +179,10 @@ void run_full_arena(bool exact, bool in_combine, bool row_weights) {
         args.exact = exact;
         for (uint32_t i = 0; i < 2; ++i) {
           const CapacityError error = caught<CapacityError>([&] {
-            if (in_combine) buffer.combine(combine_args(trip, rank, sent.handle));
-            else buffer.dispatch(args);
+            if (in_combine)
+              buffer.combine(combine_args(trip, rank, sent.handle));
+            else
+              buffer.dispatch(args);
           });
           if (i == 0) numbers.add(error);
         }
@@ -194,12 +197,21 @@ void run_full_arena(bool exact, bool in_combine, bool row_weights) {
       });
 }
 
-TEST(Memory, NoRoomForAnExactDispatch) { run_full_arena(true, false, false); }
-TEST(Memory, NoRoomForAFixedSizeDispatch) { run_full_arena(false, false, false); }
-TEST(Memory, NoRoomForTheRowsOfACombine) { run_full_arena(true, true, false); }
-TEST(Memory, NoRoomForTheRowWeightsOfACombine) { run_full_arena(true, true, true); }
+TEST(Memory, NoRoomForAnExactDispatch) {
+  run_full_arena(true, false, false);
+}
+TEST(Memory, NoRoomForAFixedSizeDispatch) {
+  run_full_arena(false, false, false);
+}
+TEST(Memory, NoRoomForTheRowsOfACombine) {
+  run_full_arena(true, true, false);
+}
+TEST(Memory, NoRoomForTheRowWeightsOfACombine) {
+  run_full_arena(true, true, true);
+}
 
-// outputs = auto: kept outputs move to the caller's memory before the arena is full; nobody notices.
+// outputs = auto: kept outputs move to the caller's memory before the arena is full; nobody
+// notices.
 TEST(Memory, OutputsMoveToTheCallersMemory) {
   const Trip trip = plain_trip(2, Layout::kExpert);
   with_buffers(

@@ -72,9 +72,8 @@ TEST(Processes, Replays) {
   });
 }
 
-TEST(
-    Processes,
-    OutputsOutliveTheirBuffer) {  // user report Q5: memory goes when the last tensor that views it does
+// user report Q5: memory goes when the last tensor that views it does
+TEST(Processes, OutputsOutliveTheirBuffer) {
   const Trip trip =
       make_trip({.num_tokens = {40, 7}, .num_experts = 4, .num_topk = 2, .hidden = 64});
   run_processes(2, [&](std::shared_ptr<Communicator> group) {

@@ -1,4 +1,6 @@
 // A buffer's configuration: what is refused, with which words, and how much memory it stands for.
+#include "buffer/settings.hpp"
+
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -7,7 +9,6 @@
 
 #include <gtest/gtest.h>
 
-#include "buffer/settings.hpp"
 #include "layout/rows.hpp"
 #include "support/faults.hpp"
 
@@ -75,22 +76,21 @@ TEST(Settings, ExpertOffsetsThatAreNone) {
   const auto offsets = [](std::vector<uint32_t> values) {
     return [values](BufferConfig& c) { c.expert_offsets = values; };
   };
-  expect_bad<InvalidArgument>({{offsets({0, 4, 8}), {"expert_offsets has 3 entries", "need 4"}},
-                               {offsets({0, 5, 4, 8}), {"expert_offsets[2]=4", "expert_offsets[1]=5"}},
-                               {offsets({1, 4, 5, 8}), {"from 1 to 8", "num_experts=8"}},
-                               {offsets({0, 4, 5, 9}), {"from 0 to 9", "num_experts=8"}}},
-                              3);
+  expect_bad<InvalidArgument>(
+      {{offsets({0, 4, 8}), {"expert_offsets has 3 entries", "need 4"}},
+       {offsets({0, 5, 4, 8}), {"expert_offsets[2]=4", "expert_offsets[1]=5"}},
+       {offsets({1, 4, 5, 8}), {"from 1 to 8", "num_experts=8"}},
+       {offsets({0, 4, 5, 9}), {"from 0 to 9", "num_experts=8"}}},
+      3);
 }
 
 TEST(Settings, Devices) {  // user report S4: a device asked for by name is never replaced
-  const auto device = [](std::string name) {
-    return [name](BufferConfig& c) { c.device = name; };
-  };
+  const auto device = [](std::string name) { return [name](BufferConfig& c) { c.device = name; }; };
   expect_bad<Unsupported>({{device("cuda"), {"device=\"cuda\"", "cpu"}},
                            {device("cuda:1"), {"device=\"cuda:1\"", "cpu"}}},
                           2);
-  expect_bad<InvalidArgument>({{device("gpu"), {"device=\"gpu\"", "cpu"}}, {device(""), {"device=\"\"", "cpu"}}},
-                              2);
+  expect_bad<InvalidArgument>(
+      {{device("gpu"), {"device=\"gpu\"", "cpu"}}, {device(""), {"device=\"\"", "cpu"}}}, 2);
   for (const char* name : {"auto", "cpu", "cpu:0"}) {
     BufferConfig config = good_config();
     config.device = name;
@@ -155,8 +155,8 @@ TEST(Settings, BytesNeededGrowsWithEveryArgument) {
             4096u);
 }
 
-// user report M4: past the limit a clean error with bytes and what to lower, also where 64 bits do not hold
-// the product.
+// user report M4: past the limit a clean error with bytes and what to lower, also where 64 bits do
+// not hold the product.
 TEST(Settings, AnArenaTooLargeToAddress) {
   BufferConfig config = good_config();
   config.num_topk = 32;

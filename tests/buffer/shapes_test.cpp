@@ -61,8 +61,8 @@ TEST(Shapes, Ranks) {  // user report A8; C2: one of 16 ranks has a token
   }
 }
 
-TEST(Shapes,
-     Experts) {  // user reports A15, H9: E that R does not divide, fewer experts than ranks, many
+// user reports A15, H9: E that R does not divide, fewer experts than ranks, many
+TEST(Shapes, Experts) {
   for (const Layout layout : kBothLayouts) {
     run_spec({.num_tokens = {5, 6, 7, 8},
               .num_experts = 10,

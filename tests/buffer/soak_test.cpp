@@ -1,5 +1,6 @@
-// Many rounds without barriers between ranks: every rank dawdles at its own moments, picks its own number of
-// workers and its own mix of synchronous and asynchronous calls.  Rows must not change by a bit.
+// Many rounds without barriers between ranks: every rank dawdles at its own moments, picks its own
+// number of workers and its own mix of synchronous and asynchronous calls.  Rows must not change by
+// a bit.
 #include <deque>
 #include <thread>
 #include <vector>
@@ -134,7 +135,8 @@ TEST(Soak, OneRoutingManyTimes) {
   });
 }
 
-// Dispatches without a combine, dropped handles and dropped events are legal and leak nothing: user report N5.
+// Dispatches without a combine, dropped handles and dropped events are legal and leak nothing: user
+// report N5.
 TEST(Soak, DroppedResultsLeakNothing) {
   const std::vector<Trip> trips = cycling_trips(2, true);
   run_threads(2, [&](std::shared_ptr<Communicator> group) {

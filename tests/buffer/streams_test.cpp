@@ -33,11 +33,12 @@ std::vector<uint8_t> bytes_of(const Tensor& t) {
   return {data, data + static_cast<size_t>(t.shape[0]) * pitch};
 }
 
-// protocol rule 7: another stream is slow to read x; the tensors are dropped; the arena holds nothing else.  The
-// next dispatch may not put its rows there before that reader is done.
+// protocol rule 7: another stream is slow to read x; the tensors are dropped; the arena holds
+// nothing else.  The next dispatch may not put its rows there before that reader is done.
 TEST(Streams, ARecordedReaderIsWaitedFor) {
   for (const bool exact : {true, false}) {
-    const std::vector<Trip> trips = {plain_trip(2, Layout::kRank, 1), plain_trip(2, Layout::kRank, 2)};
+    const std::vector<Trip> trips = {plain_trip(2, Layout::kRank, 1),
+                                     plain_trip(2, Layout::kRank, 2)};
     Gate gate;
     with_buffers(
         trips[0],
@@ -51,11 +52,12 @@ TEST(Streams, ARecordedReaderIsWaitedFor) {
             const DispatchResult sent = buffer.dispatch(args);
             sent.record_stream(reader);
             wanted = bytes_of(sent.x);
-            if (rank == 0) reader.call([&, x = sent.x.data] {
-              gate.wait();
-              const auto* data = static_cast<const uint8_t*>(x);
-              seen.assign(data, data + wanted.size());
-            });
+            if (rank == 0)
+              reader.call([&, x = sent.x.data] {
+                gate.wait();
+                const auto* data = static_cast<const uint8_t*>(x);
+                seen.assign(data, data + wanted.size());
+              });
           }
           DispatchArgs args = async_args(trips[1], rank, false);
           const DispatchResult next = buffer.dispatch(args);
@@ -94,7 +96,8 @@ TEST(Streams, ASlowReaderHoldsUpNobodyWhereThereIsRoom) {
       [](BufferConfig& config, uint32_t) { config.outputs = Outputs::kWindow; });
 }
 
-// user report P (CPU shadow): exact = false never blocks the host, also while a peer is not there at all.
+// user report P (CPU shadow): exact = false never blocks the host, also while a peer is not there
+// at all.
 TEST(Streams, FixedSizeCallsNeverBlock) {
   const Trip trip = plain_trip(2, Layout::kExpert);
   Gate issued;
@@ -145,7 +148,8 @@ TEST(Streams, CheckNeverWaits) {
 
 // user report O4: two combines in flight, each read behind its own event.
 TEST(Streams, EventsOfSeveralCallsInFlight) {
-  const std::vector<Trip> trips = {plain_trip(2, Layout::kRank, 3), plain_trip(2, Layout::kRank, 4)};
+  const std::vector<Trip> trips = {plain_trip(2, Layout::kRank, 3),
+                                   plain_trip(2, Layout::kRank, 4)};
   with_buffers(trips[0], [&](EPBuffer& buffer) {
     const uint32_t rank = buffer.rank();
     for (uint32_t round = 0; round < 20; ++round) {
@@ -168,8 +172,8 @@ TEST(Streams, EventsOfSeveralCallsInFlight) {
   });
 }
 
-// Calls of one buffer run in issue order whatever streams they are on, and a result of one stream may be used
-// on another behind its event.
+// Calls of one buffer run in issue order whatever streams they are on, and a result of one stream
+// may be used on another behind its event.
 TEST(Streams, CallsOnSeveralStreamsStayInOrder) {
   const Trip trip = plain_trip(3, Layout::kExpert);
   with_buffers(trip, [&](EPBuffer& buffer) {
@@ -193,7 +197,8 @@ TEST(Streams, CallsOnSeveralStreamsStayInOrder) {
   });
 }
 
-// The call begins only when the events it was given are reached: its inputs are made on another stream.
+// The call begins only when the events it was given are reached: its inputs are made on another
+// stream.
 TEST(Streams, WaitForOrdersTheInputs) {
   const Trip trip = plain_trip(2);
   with_buffers(trip, [&](EPBuffer& buffer) {
@@ -213,8 +218,7 @@ TEST(Streams, WaitForOrdersTheInputs) {
     EXPECT_FALSE(sent.event.query());
     gate.open();
     sent.event.synchronize();
-    EXPECT_EQ(value_of(sent.num_rows_device),
-              static_cast<int32_t>(trip.sent.ranks[rank].num_rows));
+    EXPECT_EQ(value_of(sent.num_rows_device), static_cast<int32_t>(trip.sent.ranks[rank].num_rows));
     Tensor used = sent.x;
     used.shape[0] = static_cast<int64_t>(trip.sent.ranks[rank].num_rows);
     EXPECT_EQ(difference({rank, "x"}, used, trip.sent.ranks[rank].x), "");

@@ -44,8 +44,8 @@ void expect_rounds(EPBuffer& buffer, const Trip& trip, uint32_t num_rounds = 3) 
     round_trip(buffer, trip, i % 2 == 0 ? AnswerIn::kOrdinary : AnswerIn::kExpertOutput);
 }
 
-// user reports B1, B2: the error comes in time and names the rank; the late rank learns it; until resync() no
-// call is made; afterwards all is exact, older handles included.
+// user reports B1, B2: the error comes in time and names the rank; the late rank learns it; until
+// resync() no call is made; afterwards all is exact, older handles included.
 void run_late_rank(Layout layout, const Call& call) {
   const Trip trip = plain_trip(kRanks, layout);
   std::latch gave_up(kRanks - 1);
@@ -80,12 +80,24 @@ void run_late_rank(Layout layout, const Call& call) {
   });
 }
 
-TEST(Timeouts, InAnExactDispatch) { run_late_rank(Layout::kRank, dispatch_exact); }
-TEST(Timeouts, InAnExactDispatchByExpert) { run_late_rank(Layout::kExpert, dispatch_exact); }
-TEST(Timeouts, InAFixedSizeDispatch) { run_late_rank(Layout::kExpert, dispatch_fixed); }
-TEST(Timeouts, InAReplay) { run_late_rank(Layout::kRank, replay); }
-TEST(Timeouts, InACombine) { run_late_rank(Layout::kRank, combine); }
-TEST(Timeouts, InACombineOfWindowMemory) { run_late_rank(Layout::kExpert, combine_window); }
+TEST(Timeouts, InAnExactDispatch) {
+  run_late_rank(Layout::kRank, dispatch_exact);
+}
+TEST(Timeouts, InAnExactDispatchByExpert) {
+  run_late_rank(Layout::kExpert, dispatch_exact);
+}
+TEST(Timeouts, InAFixedSizeDispatch) {
+  run_late_rank(Layout::kExpert, dispatch_fixed);
+}
+TEST(Timeouts, InAReplay) {
+  run_late_rank(Layout::kRank, replay);
+}
+TEST(Timeouts, InACombine) {
+  run_late_rank(Layout::kRank, combine);
+}
+TEST(Timeouts, InACombineOfWindowMemory) {
+  run_late_rank(Layout::kExpert, combine_window);
+}
 
 // The first rank whose time is up ends it for all, whatever the others' bounds.
 TEST(Timeouts, OneBoundEndsTheCallForAll) {

@@ -30,7 +30,8 @@ struct NoRelease : HostWorker {
   explicit NoRelease(const HostWorker& worker) : HostWorker(worker) {}
   template <Order kOrder, Scope kScope, typename T>
   static void store(T* word, std::type_identity_t<T> value) {
-    constexpr bool kWeaken = kOrder == Order::kRelease && kScope == Scope::kSystem && sizeof(T) == 8;
+    constexpr bool kWeaken =
+        kOrder == Order::kRelease && kScope == Scope::kSystem && sizeof(T) == 8;
     HostWorker::store<kWeaken ? Order::kRelaxed : kOrder, kScope, T>(word, value);
   }
 };
@@ -53,7 +54,8 @@ constexpr ep::kernels::DispatchConfig kConfig{};  // "rank", bytes
 
 template <class Coop>
 void run_dispatch(HostWorker& worker, const void* params) {
-  ep::kernels::dispatch<kConfig>(Coop(worker), *static_cast<const ep::kernels::DispatchParams*>(params));
+  ep::kernels::dispatch<kConfig>(Coop(worker),
+                                 *static_cast<const ep::kernels::DispatchParams*>(params));
 }
 
 void run_close(HostWorker& worker, const void* params) {
@@ -105,7 +107,8 @@ bool run_rank(std::shared_ptr<ep::Communicator> group, ep::device::host::FindKer
   for (int64_t round = 0; good && round < kRounds; ++round) {
     std::vector<float> x(kTokens * kHidden, static_cast<float>(1 + 100 * round + buffer.rank()));
     std::vector<int32_t> idx(kTokens * 2);
-    for (size_t i = 0; i < idx.size(); ++i) idx[i] = static_cast<int32_t>(i % 2);
+    for (size_t i = 0; i < idx.size(); ++i)
+      idx[i] = static_cast<int32_t>(i % 2);
     ep::DispatchArgs args;
     args.x = ep::Tensor::contiguous(x.data(), ep::DType::kFloat32, {kTokens, kHidden});
     args.topk_idx = ep::Tensor::contiguous(idx.data(), ep::DType::kInt32, {kTokens, 2});
@@ -114,8 +117,9 @@ bool run_rank(std::shared_ptr<ep::Communicator> group, ep::device::host::FindKer
     const auto* source = static_cast<const int32_t*>(out.source.data);
     good = out.num_rows == 2 * kTokens;
     for (int64_t row = 0; good && row < 2 * kTokens; ++row) {
-      good = source[2 * row] == row / kTokens && source[2 * row + 1] == row % kTokens &&
-             rows[row * kHidden + kHidden - 1] == static_cast<float>(1 + 100 * round + row / kTokens);
+      good =
+          source[2 * row] == row / kTokens && source[2 * row + 1] == row % kTokens &&
+          rows[row * kHidden + kHidden - 1] == static_cast<float>(1 + 100 * round + row / kTokens);
     }
   }
   return good;
@@ -145,7 +149,8 @@ int main(int argc, char** argv) {
       }
     });
   }
-  for (std::thread& thread : threads) thread.join();
+  for (std::thread& thread : threads)
+    thread.join();
   std::printf("%s: %s\n", what.c_str(), good[0] && good[1] ? "every row is right" : "noticed");
   return good[0] && good[1] ? 0 : 1;
 }

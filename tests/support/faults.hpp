@@ -1,4 +1,5 @@
-// What the tests of faults and lifetimes share: errors that must come, gates, a bound for every test.
+// What the tests of faults and lifetimes share: errors that must come, gates, a bound for every
+// test.
 #pragma once
 
 #include <atomic>

@@ -7,7 +7,8 @@
 
 #include "support/number_reference.hpp"
 
-// Every operation below is rounded on its own, as the contract says: compile with -ffp-contract=off.
+// Every operation below is rounded on its own, as the contract says: compile with
+// -ffp-contract=off.
 
 namespace ep::test {
 namespace {

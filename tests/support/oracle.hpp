@@ -1,8 +1,8 @@
-// What dispatch and combine must give, for all ranks at once, from the public contract alone: plain loops
-// over lists of rows, no line shared with csrc/.
+// What dispatch and combine must give, for all ranks at once, from the public contract alone: plain
+// loops over lists of rows, no line shared with csrc/.
 //
-// Bitwise: comparisons with these tables are exact, dead rows included, except for the rows and tensors that
-// the contract leaves unspecified (the tail's x, scales and extras).
+// Bitwise: comparisons with these tables are exact, dead rows included, except for the rows and
+// tensors that the contract leaves unspecified (the tail's x, scales and extras).
 #pragma once
 
 #include <cstdint>
@@ -101,7 +101,8 @@ struct Received {
   std::vector<Table> extras;
   std::vector<uint32_t> tokens_per_expert, expert_offsets, rank_offsets;
 
-  // Bytes of x, scales and extras in this row are promised; those of idx, weights and source always are.
+  // Bytes of x, scales and extras in this row are promised; those of idx, weights and source always
+  // are.
   bool is_specified(uint64_t row) const { return rows[row].kind != RowKind::kTail; }
 };
 

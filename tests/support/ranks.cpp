@@ -45,7 +45,8 @@ struct Child {
   int pipe = -1;  // its failure's text; end of file without a byte: none
 };
 
-// The body of a child; never returns.  _exit: the parent's buffers and test state are not ours to finish.
+// The body of a child; never returns.  _exit: the parent's buffers and test state are not ours to
+// finish.
 [[noreturn]] void run_child(uint32_t rank,
                             uint32_t num_ranks,
                             const std::string& address,

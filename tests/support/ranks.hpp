@@ -24,11 +24,12 @@ constexpr uint32_t scaled(uint32_t count) {
 using RankFunction = std::function<void(std::shared_ptr<Communicator>)>;
 
 // Every rank runs to its end, whatever the others do; then the first failure, by rank, is thrown as
-// std::runtime_error "rank r: ...".  A rank that leaves early lets the others wait for their buffer's
-// timeout, so buffers in tests have short ones.
+// std::runtime_error "rank r: ...".  A rank that leaves early lets the others wait for their
+// buffer's timeout, so buffers in tests have short ones.
 void run_threads(uint32_t num_ranks, const RankFunction& function);
 
-// REQUIRES: this process has no other threads (it forks).  A child that has a failed expectation fails too.
+// REQUIRES: this process has no other threads (it forks).  A child that has a failed expectation
+// fails too.
 void run_processes(uint32_t num_ranks, const RankFunction& function);
 
 // A port of 127.0.0.1 that was free a moment ago.

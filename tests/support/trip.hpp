@@ -1,4 +1,5 @@
-// One dispatch and one combine for all ranks: seeded inputs, the oracle's answers, and the calls of a rank.
+// One dispatch and one combine for all ranks: seeded inputs, the oracle's answers, and the calls of
+// a rank.
 #pragma once
 
 #include <cstdint>
@@ -75,7 +76,8 @@ void make_answers(Trip& trip);
 // A configuration in which all of these can run.
 BufferConfig config_for(std::span<const Trip> trips);
 
-// An owned copy.  Strided: one element between rows that belongs to nobody, so rows are not aligned.
+// An owned copy.  Strided: one element between rows that belongs to nobody, so rows are not
+// aligned.
 Tensor to_tensor(const Table& table, bool strided = false);
 // As column-major memory: unit stride along rows.
 Tensor to_transposed_tensor(const Table& table);
@@ -93,7 +95,8 @@ CombineArgs window_combine_args(EPBuffer& buffer,
                                 uint32_t rank,
                                 const Handle& handle);
 
-// Waits for the results and compares everything that is specified; failures name rank and coordinates.
+// Waits for the results and compares everything that is specified; failures name rank and
+// coordinates.
 void expect_received(const Received& want,
                      const Rules& rules,
                      uint32_t rank,

@@ -105,7 +105,8 @@ HostKernel find_kernel(const kernels::KernelKey& key) {
                  : combine_kernel<LayoutKind::kExpert>(key.combine);
     case kernels::KernelOp::kRefuse:
       return &run_refuse;
-    case kernels::KernelOp::kClose: return &run_close;
+    case kernels::KernelOp::kClose:
+      return &run_close;
     case kernels::KernelOp::kCopyOut:
       return &run_copy_out;
   }

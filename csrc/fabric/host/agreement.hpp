@@ -1,4 +1,4 @@
-// A collective step: every rank says whether its part of the work went well, and a fixed-size record.
+// A collective step: every rank says whether its part of the work went well, and gives a record.
 #pragma once
 
 #include <cstdint>
@@ -78,7 +78,7 @@ std::vector<Report> exchange(Communicator& group,
                              const Failure& failure);
 
 // Throws when anybody failed: this rank's own failure, else PeerError naming the ranks that failed.
-// The want of a peer counts only where nobody failed otherwise: the cause is told, not what follows.
+// The want of a peer counts only where nobody failed otherwise: the cause is told, not its effects.
 void raise_failures(const std::vector<Report>& reports, const Failure& failure);
 
 }  // namespace ep::fabric

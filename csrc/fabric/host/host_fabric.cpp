@@ -1,6 +1,6 @@
 // connect_host(): three collective steps.
 //   1 identity  who is on which node, in which process; all decide alike whether this can work
-//   2 window    every rank has its window and its door; those of one process take each other's mapping
+//   2 window    every rank has its window and its door; those of one process share mappings
 //   3 mesh      every rank has mapped the windows of all others
 // A rank that fails still takes part in the next step, so the others learn it at once.
 #include <algorithm>

@@ -11,9 +11,10 @@ namespace ep::kernels::host {
 
 // One row of a quantising dispatch.  `columns` is a multiple of 128.
 struct QuantizeRow {
-  const std::byte* in;    // [columns] of the table entry's Element
-  std::byte* out;         // [columns] e4m3fn; 16-byte aligned
-  std::byte* scales;      // Format::kFp8Block128, Pow2: [columns/128] fp32;  Ue8m0: [ceil(columns/512)] int32
+  const std::byte* in;  // [columns] of the table entry's Element
+  std::byte* out;       // [columns] e4m3fn; 16-byte aligned
+  std::byte*
+      scales;  // Format::kFp8Block128, Pow2: [columns/128] fp32;  Ue8m0: [ceil(columns/512)] int32
   uint32_t columns;
 };
 
@@ -28,7 +29,7 @@ struct ReduceRow {
   uint32_t num_bias;              // <= kMaxBias
   const std::byte* bias[kMaxBias];
   Element bias_element[kMaxBias];
-  std::byte* out;                 // [columns] of Element `out`
+  std::byte* out;  // [columns] of Element `out`
   uint32_t columns;
 };
 

@@ -25,7 +25,8 @@ EP_HOST_DEVICE void copy_row(Coop& coop, std::byte* dst, const std::byte* src, u
   if (reinterpret_cast<uintptr_t>(src) % 16 == 0) {
     done = num_bytes / 16 * 16;
     for (uint64_t i = coop.thread_rank(); i < num_bytes / 16; i += coop.size()) {
-      coop.write(reinterpret_cast<Bytes16*>(dst) + i, coop.read(reinterpret_cast<const Bytes16*>(src) + i));
+      coop.write(reinterpret_cast<Bytes16*>(dst) + i,
+                 coop.read(reinterpret_cast<const Bytes16*>(src) + i));
     }
   }
   for (uint64_t i = done + coop.thread_rank(); i < num_bytes; i += coop.size()) {
@@ -66,7 +67,8 @@ EP_HOST_DEVICE void gather_row(Coop& coop, std::byte* dst, const Strided& src, u
 #endif
   for (uint32_t c = coop.thread_rank(); c < src.num_columns; c += coop.size()) {
     const std::byte* element = from + static_cast<int64_t>(c) * src.column_stride;
-    for (uint32_t b = 0; b < src.element_bytes; ++b) dst[uint64_t{c} * src.element_bytes + b] = element[b];
+    for (uint32_t b = 0; b < src.element_bytes; ++b)
+      dst[uint64_t{c} * src.element_bytes + b] = element[b];
   }
 }
 
@@ -75,9 +77,12 @@ EP_HOST_DEVICE float load_float(const Strided& m, Element element, uint64_t row,
   const std::byte* p = m.data + static_cast<int64_t>(row) * m.row_stride +
                        static_cast<int64_t>(column) * m.column_stride;
   switch (element) {
-    case Element::kBF16: return bf16_to_float(*reinterpret_cast<const uint16_t*>(p));
-    case Element::kFP16: return fp16_to_float(*reinterpret_cast<const uint16_t*>(p));
-    case Element::kFP32: break;
+    case Element::kBF16:
+      return bf16_to_float(*reinterpret_cast<const uint16_t*>(p));
+    case Element::kFP16:
+      return fp16_to_float(*reinterpret_cast<const uint16_t*>(p));
+    case Element::kFP32:
+      break;
   }
   return *reinterpret_cast<const float*>(p);
 }

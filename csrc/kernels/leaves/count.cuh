@@ -35,8 +35,8 @@ EP_HOST_DEVICE uint64_t hash_route(uint64_t place, int64_t expert) {
 
 struct CountArgs {
   const DispatchParams* params;
-  uint32_t* rank_rows;       // [R] of this worker
-  uint32_t* expert_rows;     // [E] of this worker
+  uint32_t* rank_rows;    // [R] of this worker
+  uint32_t* expert_rows;  // [E] of this worker
 };
 
 struct CountResult {
@@ -45,9 +45,13 @@ struct CountResult {
 };
 
 // Id of one slot: -1 and bad ids become -1, a bad one is noted.
-EP_HOST_DEVICE int32_t checked_id(const DispatchParams& p, uint64_t token, uint32_t slot, CountResult& r) {
+EP_HOST_DEVICE int32_t checked_id(const DispatchParams& p,
+                                  uint64_t token,
+                                  uint32_t slot,
+                                  CountResult& r) {
   const int64_t id = load_id(p.idx, token, slot);
-  if (id >= -1 && id < static_cast<int64_t>(p.entry.state->num_experts)) return static_cast<int32_t>(id);
+  if (id >= -1 && id < static_cast<int64_t>(p.entry.state->num_experts))
+    return static_cast<int32_t>(id);
   const uint64_t place = (token << 32) | slot;
   if (place < r.bad_slot) r.bad_slot = place;
   return -1;
@@ -56,7 +60,10 @@ EP_HOST_DEVICE int32_t checked_id(const DispatchParams& p, uint64_t token, uint3
 // Counts one token's routes.  Writes each slot's route with the row relative to the worker's segment: the
 // index among this worker's rows to that rank ("rank") or to that expert ("expert").
 template <LayoutKind kLayout, class Coop>
-EP_HOST_DEVICE void count_token(Coop& coop, const CountArgs& a, uint64_t token, CountResult& result) {
+EP_HOST_DEVICE void count_token(Coop& coop,
+                                const CountArgs& a,
+                                uint64_t token,
+                                CountResult& result) {
   const DispatchParams& p = *a.params;
   const DeviceState& s = *p.entry.state;
   layout::Route* routes = p.routes + token * p.num_topk;
@@ -69,12 +76,15 @@ EP_HOST_DEVICE void count_token(Coop& coop, const CountArgs& a, uint64_t token, 
       if (id >= 0) {
         const uint32_t expert = static_cast<uint32_t>(id), rank = s.expert_rank[expert];
         uint32_t earlier = 0;
-        while (earlier < k && (routes[earlier].rank_and_flags & ~layout::kFirstSlot) != rank) ++earlier;
+        while (earlier < k && (routes[earlier].rank_and_flags & ~layout::kFirstSlot) != rank)
+          ++earlier;
         const bool first = earlier == k;
         if (first) route.row = a.rank_rows[rank]++;
         const uint32_t in_expert = a.expert_rows[expert]++;
-        if (kLayout == LayoutKind::kExpert) route.row = in_expert;
-        else if (!first) route.row = routes[earlier].row;
+        if (kLayout == LayoutKind::kExpert)
+          route.row = in_expert;
+        else if (!first)
+          route.row = routes[earlier].row;
         route.rank_and_flags = rank | (first ? layout::kFirstSlot : 0u);
       }
       routes[k] = route;
@@ -89,7 +99,8 @@ EP_HOST_DEVICE void count_token(Coop& coop, const CountArgs& a, uint64_t token, 
       result.hash += hash_route(token * p.num_topk + lane, id);
     }
     const uint32_t rank = id >= 0 ? s.expert_rank[id] : layout::kNoRank;
-    const uint32_t same_rank = coop.match(rank), same_expert = coop.match(static_cast<uint32_t>(id));
+    const uint32_t same_rank = coop.match(rank),
+                   same_expert = coop.match(static_cast<uint32_t>(id));
     const uint32_t below = (1u << lane) - 1u;
     const bool first = id >= 0 && (same_rank & below) == 0;
     const uint32_t rank_row = id >= 0 ? a.rank_rows[rank] : 0;
@@ -107,8 +118,8 @@ EP_HOST_DEVICE void count_token(Coop& coop, const CountArgs& a, uint64_t token, 
 
 // Turns the workers' counts into exclusive prefixes over workers, in place, and leaves the totals in `total`.
 template <class Coop>
-EP_HOST_DEVICE void exclusive_scan_workers(Coop& coop, uint32_t* counts, uint32_t num_workers,
-                                           uint32_t num_columns, uint32_t* total) {
+EP_HOST_DEVICE void exclusive_scan_workers(
+    Coop& coop, uint32_t* counts, uint32_t num_workers, uint32_t num_columns, uint32_t* total) {
   for (uint32_t c = coop.thread_rank(); c < num_columns; c += coop.size()) {
     uint32_t sum = 0;
     for (uint32_t w = 0; w < num_workers; ++w) {

@@ -3,8 +3,8 @@
 
 #include "common/math.hpp"
 #include "common/numeric.hpp"
-#include "kernels/coop.hpp"
 #include "kernels/config.hpp"
+#include "kernels/coop.hpp"
 #if !EP_CUDA_COMPILE
 #include "kernels/host/leaves.hpp"
 #endif
@@ -35,8 +35,8 @@ EP_HOST_DEVICE float scale_of(float amax) {
 
 // `out` gets num_columns bytes, `scales` scale_bytes().  num_columns is a multiple of 128.
 template <Element kElement, Format kFormat, class Coop>
-EP_HOST_DEVICE void encode_row(Coop& coop, std::byte* out, std::byte* scales, const std::byte* row,
-                               uint32_t num_columns) {
+EP_HOST_DEVICE void encode_row(
+    Coop& coop, std::byte* out, std::byte* scales, const std::byte* row, uint32_t num_columns) {
 #if EP_CUDA_COMPILE
   constexpr uint32_t kPerLane = 4;
   const uint32_t groups = num_columns / kGroupColumns;
@@ -66,13 +66,16 @@ EP_HOST_DEVICE void encode_row(Coop& coop, std::byte* out, std::byte* scales, co
     }
   }
   if (kFormat == Format::kFp8Block128Ue8m0 && coop.thread_rank() == 0) {
-    for (uint32_t g = groups; g % 4 != 0; ++g) scales[g] = static_cast<std::byte>(127);
+    for (uint32_t g = groups; g % 4 != 0; ++g)
+      scales[g] = static_cast<std::byte>(127);
   }
   coop.sync();
 #else
   static_cast<void>(coop);
-  constexpr auto kScaleForm = static_cast<uint32_t>(kFormat) - static_cast<uint32_t>(Format::kFp8Block128);
-  host::leaves().quantize_row[static_cast<uint32_t>(kElement)][kScaleForm]({row, out, scales, num_columns});
+  constexpr auto kScaleForm =
+      static_cast<uint32_t>(kFormat) - static_cast<uint32_t>(Format::kFp8Block128);
+  host::leaves().quantize_row[static_cast<uint32_t>(kElement)][kScaleForm](
+      {row, out, scales, num_columns});
 #endif
 }
 

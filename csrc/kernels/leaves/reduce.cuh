@@ -10,9 +10,12 @@ namespace ep::kernels {
 EP_HOST_DEVICE float bias_at(const Bias& bias, uint64_t token, uint64_t column) {
   const std::byte* row = bias.rows.data + static_cast<int64_t>(token) * bias.rows.row_stride;
   switch (bias.element) {
-    case Element::kBF16: return element_at<Element::kBF16>(row, column);
-    case Element::kFP16: return element_at<Element::kFP16>(row, column);
-    case Element::kFP32: break;
+    case Element::kBF16:
+      return element_at<Element::kBF16>(row, column);
+    case Element::kFP16:
+      return element_at<Element::kFP16>(row, column);
+    case Element::kFP32:
+      break;
   }
   return element_at<Element::kFP32>(row, column);
 }
@@ -20,7 +23,10 @@ EP_HOST_DEVICE float bias_at(const Bias& bias, uint64_t token, uint64_t column) 
 // acc = first term, then acc + term, each rounded to fp32; a term is the element or fp32(weight * element);
 // then the biases; one rounding.  No terms: the first bias, else 0.
 template <Element kIn, Element kOut, class Coop>
-EP_HOST_DEVICE void reduce_row(Coop& coop, const CombineParams& p, const Terms& terms, uint64_t token) {
+EP_HOST_DEVICE void reduce_row(Coop& coop,
+                               const CombineParams& p,
+                               const Terms& terms,
+                               uint64_t token) {
   std::byte* out = p.out + static_cast<int64_t>(token) * p.out_stride;
   const bool weighted = p.weights.data != nullptr;
 #if EP_CUDA_COMPILE
@@ -35,7 +41,8 @@ EP_HOST_DEVICE void reduce_row(Coop& coop, const CombineParams& p, const Terms& 
       const float v = element_at<kIn>(terms.rows[i], c);
       add(weighted ? __fmul_rn(terms.weights[i], v) : v);
     }
-    for (uint32_t b = 0; b < p.num_bias; ++b) add(bias_at(p.bias[b], token, c));
+    for (uint32_t b = 0; b < p.num_bias; ++b)
+      add(bias_at(p.bias[b], token, c));
     if constexpr (kOut == Element::kBF16) {
       reinterpret_cast<uint16_t*>(out)[c] = float_to_bf16(acc);
     } else if constexpr (kOut == Element::kFP16) {
