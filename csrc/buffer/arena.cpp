@@ -11,13 +11,18 @@ namespace ep::buffer {
 Block::Block(std::shared_ptr<Arena> arena, uint64_t offset, uint64_t num_bytes, BlockUse use)
     : arena_(std::move(arena)), offset_(offset), num_bytes_(num_bytes), use_(use) {}
 
-Block::~Block() { arena_->drop(*this); }
+Block::~Block() {
+  arena_->drop(*this);
+}
 
-std::byte* Block::data() const { return arena_->window_base() + offset_; }
+std::byte* Block::data() const {
+  return arena_->window_base() + offset_;
+}
 
 void Block::record_stream(std::shared_ptr<detail::StreamImpl> stream) {
   const std::lock_guard lock(mutex_);
-  if (std::find(streams_.begin(), streams_.end(), stream) == streams_.end()) streams_.push_back(std::move(stream));
+  if (std::find(streams_.begin(), streams_.end(), stream) == streams_.end())
+    streams_.push_back(std::move(stream));
 }
 
 void Block::set_usable_from(uint64_t issue) {
@@ -25,7 +30,10 @@ void Block::set_usable_from(uint64_t issue) {
   usable_from_ = std::max(usable_from_, issue);
 }
 
-Arena::Arena(std::shared_ptr<void> window, std::byte* window_base, uint64_t window_offset, uint64_t num_bytes)
+Arena::Arena(std::shared_ptr<void> window,
+             std::byte* window_base,
+             uint64_t window_offset,
+             uint64_t num_bytes)
     : window_(std::move(window)), window_base_(window_base), num_bytes_(num_bytes) {
   if (num_bytes != 0) free_[window_offset] = num_bytes;
 }
@@ -50,15 +58,18 @@ void Arena::insert_free(const Extent& extent) {
 
 // Moves pending ranges that `request` may use to the free ones.  `even_unfinished`: also those that it would
 // have to wait for.
-void Arena::reclaim(const Request& request, bool even_unfinished,
+void Arena::reclaim(const Request& request,
+                    bool even_unfinished,
                     std::vector<std::shared_ptr<detail::EventImpl>>& waits) {
   std::erase_if(pending_, [&](Pending& pending) {
     if (request.issue < pending.usable_from) return false;
-    std::erase_if(pending.uses, [&](const Use& use) {  // its own stream runs the operation behind them
-      return use.stream.get() == request.stream || use.event->query();
-    });
+    std::erase_if(pending.uses,
+                  [&](const Use& use) {  // its own stream runs the operation behind them
+                    return use.stream.get() == request.stream || use.event->query();
+                  });
     if (!pending.uses.empty() && !even_unfinished) return false;
-    for (const Use& use : pending.uses) waits.push_back(use.event);
+    for (const Use& use : pending.uses)
+      waits.push_back(use.event);
     insert_free(pending.extent);
     return true;
   });
@@ -90,7 +101,8 @@ std::optional<Grant> Arena::take(const Request& asked) {
   Grant grant;
   reclaim(request, false, grant.wait_for);
   const auto fits = [&] {
-    return std::any_of(free_.begin(), free_.end(), [&](const auto& r) { return r.second >= request.num_bytes; });
+    return std::any_of(free_.begin(), free_.end(),
+                       [&](const auto& r) { return r.second >= request.num_bytes; });
   };
   if (!fits()) reclaim(request, true, grant.wait_for);
   const std::optional<Extent> extent = pick(request);
@@ -125,7 +137,8 @@ std::shared_ptr<Block> Arena::make_block(const Extent& extent, BlockUse use) {
 void Arena::drop(Block& block) {
   if (block.num_bytes() == 0) return;
   Pending pending{{block.offset(), block.num_bytes()}, {}, block.usable_from_};
-  for (const auto& stream : block.streams_) pending.uses.push_back({stream, stream->record()});
+  for (const auto& stream : block.streams_)
+    pending.uses.push_back({stream, stream->record()});
   const std::lock_guard lock(mutex_);
   live_.erase(block.offset());
   used_ -= block.num_bytes();
@@ -142,13 +155,15 @@ std::shared_ptr<Block> Arena::find(const void* data) const {
 
 void Arena::forget_operations() {
   const std::lock_guard lock(mutex_);
-  for (Pending& pending : pending_) pending.usable_from = 0;
+  for (Pending& pending : pending_)
+    pending.usable_from = 0;
 }
 
 uint64_t Arena::largest_free() const {
   const std::lock_guard lock(mutex_);
   uint64_t largest = 0;
-  for (const auto& range : free_) largest = std::max(largest, range.second);
+  for (const auto& range : free_)
+    largest = std::max(largest, range.second);
   return largest;
 }
 

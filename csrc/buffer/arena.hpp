@@ -61,9 +61,9 @@ struct Extent {
 
 // What an operation asks for, and what it must wait for before it may publish the answer.
 struct Request {
-  uint64_t num_bytes;   // exactly so many; with `largest`, enough for any outcome
-  bool largest;         // take the whole largest range
-  uint64_t issue;       // of the operation
+  uint64_t num_bytes;                // exactly so many; with `largest`, enough for any outcome
+  bool largest;                      // take the whole largest range
+  uint64_t issue;                    // of the operation
   const detail::StreamImpl* stream;  // it runs on
 };
 struct Grant {
@@ -74,7 +74,10 @@ struct Grant {
 class Arena : public std::enable_shared_from_this<Arena> {
  public:
   // `window` keeps the memory mapped; the arena is [base, base + num_bytes) at `window_offset` of it.
-  Arena(std::shared_ptr<void> window, std::byte* window_base, uint64_t window_offset, uint64_t num_bytes);
+  Arena(std::shared_ptr<void> window,
+        std::byte* window_base,
+        uint64_t window_offset,
+        uint64_t num_bytes);
 
   // Empty: no free range holds it.  A `largest` request with no free range gives an extent of 0 bytes.
   std::optional<Grant> take(const Request& request);
@@ -107,7 +110,9 @@ class Arena : public std::enable_shared_from_this<Arena> {
 
   void drop(Block& block);
   void insert_free(const Extent& extent);
-  void reclaim(const Request& request, bool even_unfinished, std::vector<std::shared_ptr<detail::EventImpl>>& waits);
+  void reclaim(const Request& request,
+               bool even_unfinished,
+               std::vector<std::shared_ptr<detail::EventImpl>>& waits);
   std::optional<Extent> pick(const Request& request);
 
   const std::shared_ptr<void> window_;
@@ -115,7 +120,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
   const uint64_t num_bytes_;
 
   mutable std::mutex mutex_;
-  std::map<uint64_t, uint64_t> free_;      // offset -> bytes, never adjacent
+  std::map<uint64_t, uint64_t> free_;  // offset -> bytes, never adjacent
   std::vector<Pending> pending_;
   std::map<uint64_t, Block*> live_;
   uint64_t used_ = 0, peak_ = 0;

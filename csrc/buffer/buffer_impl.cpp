@@ -34,7 +34,8 @@ uint64_t nanoseconds(double seconds) {
 
 }  // namespace
 
-BufferImpl::BufferImpl(std::shared_ptr<Communicator> group, const BufferConfig& config,
+BufferImpl::BufferImpl(std::shared_ptr<Communicator> group,
+                       const BufferConfig& config,
                        const buffer::Environment& environment)
     : group_(std::move(group)), next_sequence_(environment.first_sequence) {
   if (group_ == nullptr) throw InvalidArgument("group is null: Communicator::single() is one rank");
@@ -49,17 +50,22 @@ BufferImpl::BufferImpl(std::shared_ptr<Communicator> group, const BufferConfig& 
   core_->fabric->watch([weak](uint32_t rank) {
     const std::shared_ptr<buffer::Core> core = weak.lock();
     if (!core) return;
-    if (std::atomic_ref(core->header(rank).closed).load(std::memory_order_acquire) != 0) return;  // it said goodbye
+    if (std::atomic_ref(core->header(rank).closed).load(std::memory_order_acquire) != 0)
+      return;  // it said goodbye
     kernels::DeviceState& state = core->state;
-    std::atomic_ref(state.lost_mask[rank / 32]).fetch_or(1u << (rank % 32), std::memory_order_relaxed);
+    std::atomic_ref(state.lost_mask[rank / 32])
+        .fetch_or(1u << (rank % 32), std::memory_order_relaxed);
     std::atomic_ref(state.lost).store(1u, std::memory_order_release);
     device::ring(core->header(state.rank).doorbell);
   });
-  core_->log(LogLevel::kInfo, str("buffer of ", group_->num_ranks(), " ranks on cpu, ",
-                                  core_->settings.window.num_bytes, " bytes of window, num_sms=", num_sms_.load()));
+  core_->log(LogLevel::kInfo,
+             str("buffer of ", group_->num_ranks(), " ranks on cpu, ",
+                 core_->settings.window.num_bytes, " bytes of window, num_sms=", num_sms_.load()));
 }
 
-BufferImpl::~BufferImpl() { close(); }
+BufferImpl::~BufferImpl() {
+  close();
+}
 
 void BufferImpl::set_num_sms(uint32_t num_sms) {
   if (num_sms < 1 || num_sms > layout::kMaxChannels) {
@@ -76,8 +82,8 @@ void BufferImpl::set_timeout_s(double seconds) {
 
 Stats BufferImpl::stats() const {
   const buffer::Core& c = *core_;
-  return {c.num_dispatches.load(), c.num_combines.load(), c.num_window_outputs.load(), c.num_caller_outputs.load(),
-          c.num_faults.load()};
+  return {c.num_dispatches.load(), c.num_combines.load(), c.num_window_outputs.load(),
+          c.num_caller_outputs.load(), c.num_faults.load()};
 }
 
 void BufferImpl::raise_deferred() {
@@ -98,8 +104,10 @@ buffer::Turns::Turn BufferImpl::enter() {
   auto turn = turns_->take(settings().config.interrupt);
   if (closed_) throw Error("the buffer is closed");
   raise_deferred();
-  if (core_->needs_resync) throw Error("an earlier call failed on the way: resync() must come first");
-  if (last_event_.query()) next_sequence_ = core_->state.sequence;  // a second abort may have spent a turn unseen
+  if (core_->needs_resync)
+    throw Error("an earlier call failed on the way: resync() must come first");
+  if (last_event_.query())
+    next_sequence_ = core_->state.sequence;  // a second abort may have spent a turn unseen
   return turn;
 }
 
@@ -117,7 +125,8 @@ kernels::EntryParams BufferImpl::entry_params(const CallPtr& call) {
   return entry;
 }
 
-BufferImpl::Launch BufferImpl::where(const Stream& stream, const std::vector<Event>& wait_for,
+BufferImpl::Launch BufferImpl::where(const Stream& stream,
+                                     const std::vector<Event>& wait_for,
                                      uint32_t num_sms) const {
   if (num_sms > layout::kMaxChannels) {
     throw InvalidArgument(str("num_sms=", num_sms, " is outside [1, ", layout::kMaxChannels, "]"));
@@ -134,12 +143,14 @@ BufferImpl::Launch BufferImpl::where(const Stream& stream, const std::vector<Eve
 buffer::Grant BufferImpl::take(const buffer::Request& request) const {
   const auto grant = core_->arena->take(request);
   if (grant) return *grant;
-  const uint64_t needed = align_up(request.num_bytes, layout::kArenaAlignBytes);  // what the peers are told
+  const uint64_t needed =
+      align_up(request.num_bytes, layout::kArenaAlignBytes);  // what the peers are told
   const uint64_t available = core_->arena->largest_free();
-  throw buffer::NoExtent(str("rank ", settings().rank, " needs ", needed, " bytes in one piece of its ",
-                             "arena, the largest free extent has ", available,
-                             ": drop outputs, or raise arena_bytes=", settings().arena_bytes),
-                         settings().rank, needed, available);
+  throw buffer::NoExtent(
+      str("rank ", settings().rank, " needs ", needed, " bytes in one piece of its ",
+          "arena, the largest free extent has ", available,
+          ": drop outputs, or raise arena_bytes=", settings().arena_bytes),
+      settings().rank, needed, available);
 }
 
 buffer::Grant BufferImpl::take_for(Launch& launch, uint64_t num_bytes, bool largest) const {
@@ -178,8 +189,9 @@ void BufferImpl::refuse(OpKind kind, Cause cause, uint64_t needed, uint64_t avai
 
 bool BufferImpl::wait_counts(const CallPtr& call) {
   const auto ready = [&] { return call->counts_known(); };
-  const WaitResult result = core_->device->wait(call->ticket.doorbell, ready, device::kNoDeadline,
-                                                settings().config.interrupt, settings().config.wait_policy);
+  const WaitResult result =
+      core_->device->wait(call->ticket.doorbell, ready, device::kNoDeadline,
+                          settings().config.interrupt, settings().config.wait_policy);
   if (result == WaitResult::kInterrupted) stop(call);
   return result != WaitResult::kInterrupted;
 }
@@ -202,7 +214,8 @@ void BufferImpl::stop(const CallPtr& call) {
   auto num_taken = count_taken();
   set_abort(Cause::kInterrupted);
   const auto is_done = [&] { return call->done(); };
-  while (core_->device->wait(call->ticket.doorbell, is_done, core_->device->now_ns() + kStopPeriodNs, {},
+  while (core_->device->wait(call->ticket.doorbell, is_done,
+                             core_->device->now_ns() + kStopPeriodNs, {},
                              settings().config.wait_policy) != WaitResult::kReady) {
     const auto now_taken = count_taken();
     if (now_taken != num_taken) set_abort(Cause::kInterrupted);
@@ -211,7 +224,8 @@ void BufferImpl::stop(const CallPtr& call) {
 }
 
 void BufferImpl::throw_interrupted(const CallPtr& call) {
-  if (call->cause() != Cause::kNone && call->ticket.fault.needs_resync != 0) core_->needs_resync = true;
+  if (call->cause() != Cause::kNone && call->ticket.fault.needs_resync != 0)
+    core_->needs_resync = true;
   call->mark_raised();
   const CallPtr turn = core_->needs_resync ? nullptr : spend_abort();
   if (turn) turn->mark_raised();

@@ -2,12 +2,12 @@
 // buffer_impl.cpp (what they share).
 #pragma once
 
-#include <unistd.h>
-
 #include <array>
 #include <memory>
 #include <string_view>
 #include <vector>
+
+#include <unistd.h>
 
 #include "buffer/call.hpp"
 #include "buffer/core.hpp"
@@ -19,7 +19,8 @@ namespace ep {
 
 class BufferImpl {
  public:
-  BufferImpl(std::shared_ptr<Communicator> group, const BufferConfig& config,
+  BufferImpl(std::shared_ptr<Communicator> group,
+             const BufferConfig& config,
              const buffer::Environment& environment);
   ~BufferImpl();
 
@@ -85,23 +86,39 @@ class BufferImpl {
   CallPtr spend_abort();
 
   struct DispatchMemory;
-  void make_handle(const DispatchArgs& args, const buffer::DispatchOptions& options, DispatchMemory& memory) const;
-  kernels::DispatchParams dispatch_params(const DispatchArgs& args, const buffer::DispatchOptions& options,
-                                          const DispatchMemory& memory, const CallPtr& call);
-  void give_up_extent(const buffer::DispatchOptions& options, const DispatchMemory& memory, const Launch& launch,
+  void make_handle(const DispatchArgs& args,
+                   const buffer::DispatchOptions& options,
+                   DispatchMemory& memory) const;
+  kernels::DispatchParams dispatch_params(const DispatchArgs& args,
+                                          const buffer::DispatchOptions& options,
+                                          const DispatchMemory& memory,
+                                          const CallPtr& call);
+  void give_up_extent(const buffer::DispatchOptions& options,
+                      const DispatchMemory& memory,
+                      const Launch& launch,
                       const CallPtr& call);
+  void take_memory(const DispatchArgs& args,
+                   const buffer::DispatchOptions& options,
+                   Launch& launch,
+                   DispatchMemory& memory) const;
   void reserve_caller_memory(const buffer::DispatchOptions& options, DispatchMemory& memory) const;
   bool wants_window(const buffer::DispatchOptions& options) const;
-  void place_outputs(const buffer::DispatchOptions& options, DispatchMemory& memory, const Launch& launch,
+  void place_outputs(const buffer::DispatchOptions& options,
+                     DispatchMemory& memory,
+                     const Launch& launch,
                      const CallPtr& call);
-  void copy_outputs(const buffer::DispatchOptions& options, DispatchMemory& memory, const Launch& launch,
+  void copy_outputs(const buffer::DispatchOptions& options,
+                    DispatchMemory& memory,
+                    const Launch& launch,
                     const CallPtr& call);
 
   struct CombineMemory;
   void check_combine(const CombineArgs& args, CombineMemory& memory) const;
   void place_rows(const CombineArgs& args, Launch& launch, CombineMemory& memory);
   void make_result(const CombineArgs& args, CombineMemory& memory) const;
-  kernels::CombineParams combine_params(const CombineArgs& args, const CombineMemory& memory, const CallPtr& call);
+  kernels::CombineParams combine_params(const CombineArgs& args,
+                                        const CombineMemory& memory,
+                                        const CallPtr& call);
 
   std::shared_ptr<Communicator> group_;
   std::shared_ptr<buffer::Core> core_;
@@ -113,7 +130,7 @@ class BufferImpl {
   std::unique_ptr<buffer::Turns> turns_;
 
   // Under a turn.
-  Event last_event_;                 // of the last operation: the next one starts behind it
+  Event last_event_;  // of the last operation: the next one starts behind it
   Stream last_stream_;
   uint64_t next_sequence_;           // of the next operation
   std::vector<CallPtr> unfinished_;  // calls whose faults nobody has raised yet
@@ -122,16 +139,20 @@ class BufferImpl {
 // For tests: buffers on a device of their own, or whose first call has a given number.
 class BufferAccess {
  public:
-  static EPBuffer create(std::shared_ptr<Communicator> group, const BufferConfig& config,
+  static EPBuffer create(std::shared_ptr<Communicator> group,
+                         const BufferConfig& config,
                          const buffer::Environment& environment);
-  static EPBuffer create(std::shared_ptr<Communicator> group, const BufferConfig& config, uint64_t first_sequence);
+  static EPBuffer create(std::shared_ptr<Communicator> group,
+                         const BufferConfig& config,
+                         uint64_t first_sequence);
   static BufferImpl& impl(EPBuffer& buffer) { return *buffer.impl_; }
 };
 
 // What builds and changes handles.
 class HandleAccess {
  public:
-  static Handle make(const Handle::Header& header, const std::array<Tensor, Handle::kNumTensors>& tensors) {
+  static Handle make(const Handle::Header& header,
+                     const std::array<Tensor, Handle::kNumTensors>& tensors) {
     Handle handle;
     handle.header_ = header;
     handle.tensors_ = tensors;
@@ -162,10 +183,13 @@ void BufferImpl::prepare_or_refuse(layout::OpKind kind, Prepare prepare) {
 }
 
 template <typename Params>
-void BufferImpl::queue_kernel(const Launch& launch, const kernels::KernelKey& kernel, const Params& params) {
+void BufferImpl::queue_kernel(const Launch& launch,
+                              const kernels::KernelKey& kernel,
+                              const Params& params) {
   detail::StreamImpl& stream = *launch.stream.impl();
   if (last_stream_.defined() && !(last_stream_ == launch.stream)) stream.wait(last_event_.impl());
-  for (const auto& event : launch.waits) stream.wait(event);
+  for (const auto& event : launch.waits)
+    stream.wait(event);
   detail::StreamImpl::Launch queued;
   queued.kernel = kernel;
   queued.params = std::as_bytes(std::span(&params, 1));

@@ -24,7 +24,7 @@ class Call final : public device::Deferred {
   void finish();
 
   bool done() const;
-  bool counts_known() const;  // or done
+  bool counts_known() const;                                  // or done
   layout::Cause cause() const { return ticket.fault.cause; }  // REQUIRES: done()
   bool has_unraised() const;
 
@@ -44,7 +44,9 @@ class Call final : public device::Deferred {
 };
 
 // Throws the exception for a fault of call `sequence`.
-[[noreturn]] void throw_fault(const Core& core, layout::OpKind kind, uint64_t sequence,
+[[noreturn]] void throw_fault(const Core& core,
+                              layout::OpKind kind,
+                              uint64_t sequence,
                               const kernels::FaultRecord& fault);
 
 const char* phase_name(kernels::Phase phase);

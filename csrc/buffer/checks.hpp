@@ -13,7 +13,10 @@ std::string shape_text(const Tensor& t);
 
 void check_given(const Tensor& t, const char* name);
 void check_dims(const Tensor& t, const char* name, uint32_t num_dims);
-void check_shape(const Tensor& t, const char* name, int64_t rows, int64_t columns);  // [rows, columns]
+void check_shape(const Tensor& t,
+                 const char* name,
+                 int64_t rows,
+                 int64_t columns);  // [rows, columns]
 void check_unit_column_stride(const Tensor& t, const char* name);
 
 bool is_compute_dtype(DType dtype);  // bf16, fp16, fp32

@@ -17,7 +17,7 @@ using layout::OpKind;
 
 // What a combine owns, and where this rank's rows are for its peers.
 struct BufferImpl::CombineMemory {
-  uint64_t num_rows = 0;     // N
+  uint64_t num_rows = 0;  // N
   uint32_t row_bytes = 0;
   bool by_expert = false;
   DType out_dtype{};
@@ -32,12 +32,13 @@ namespace {
 void check_output_row(const buffer::Settings& s, const char* name, uint64_t columns, DType dtype) {
   const uint64_t bytes = columns * num_bytes(dtype);
   if (columns == 0 || bytes % layout::kRowAlignBytes != 0) {
-    throw InvalidArgument(str(name, " has H'=", columns, ", ", bytes, " bytes per row; H' must be a multiple of ",
-                              layout::kRowAlignBytes / num_bytes(dtype), " (", layout::kRowAlignBytes, " bytes)"));
+    throw InvalidArgument(
+        str(name, " has H'=", columns, ", ", bytes, " bytes per row; H' must be a multiple of ",
+            layout::kRowAlignBytes / num_bytes(dtype), " (", layout::kRowAlignBytes, " bytes)"));
   }
   if (bytes > s.output_bytes) {
-    throw InvalidArgument(str("a row of ", name, " takes ", bytes, " bytes; the buffer was made with output_bytes=",
-                              s.output_bytes));
+    throw InvalidArgument(str("a row of ", name, " takes ", bytes,
+                              " bytes; the buffer was made with output_bytes=", s.output_bytes));
   }
 }
 
@@ -53,15 +54,18 @@ void BufferImpl::check_combine(const CombineArgs& args, CombineMemory& memory) c
   buffer::check_dims(args.x, "x", 2);
   buffer::element_of(args.x.dtype, "x");
   if (args.x.shape[0] != num_rows) {
-    throw InvalidArgument(str("x has ", args.x.shape[0], " rows; the handle's dispatch gave ", num_rows));
+    throw InvalidArgument(
+        str("x has ", args.x.shape[0], " rows; the handle's dispatch gave ", num_rows));
   }
   buffer::check_unit_column_stride(args.x, "x");
   check_output_row(settings(), "x", static_cast<uint64_t>(args.x.shape[1]), args.x.dtype);
   memory.row_bytes = static_cast<uint32_t>(args.x.shape[1]) * num_bytes(args.x.dtype);
   if (args.weights.defined()) {
     if (!memory.by_expert) {
-      throw InvalidArgument("weights: with layout \"rank\" the expert code multiplies (a row sums its local experts); "
-                            "combine takes weights with layout \"expert\" only");
+      throw InvalidArgument(
+          "weights: with layout \"rank\" the expert code multiplies (a row sums its local "
+          "experts); "
+          "combine takes weights with layout \"expert\" only");
     }
     buffer::check_shape(args.weights, "weights", h.num_tokens, h.num_topk);
     buffer::element_of(args.weights.dtype, "weights");
@@ -69,15 +73,18 @@ void BufferImpl::check_combine(const CombineArgs& args, CombineMemory& memory) c
   if (args.row_weights.defined()) {
     buffer::check_given(args.row_weights, "row_weights");
     if (args.row_weights.dtype != DType::kFloat32) {
-      throw InvalidArgument(str("row_weights has dtype ", name_of(args.row_weights.dtype), "; float32 is needed"));
+      throw InvalidArgument(
+          str("row_weights has dtype ", name_of(args.row_weights.dtype), "; float32 is needed"));
     }
-    if (!memory.by_expert) buffer::check_shape(args.row_weights, "row_weights", num_rows, h.num_topk);
+    if (!memory.by_expert)
+      buffer::check_shape(args.row_weights, "row_weights", num_rows, h.num_topk);
     else if (args.row_weights.num_dims != 1 || args.row_weights.shape[0] != num_rows) {
-      throw InvalidArgument(str("row_weights has shape ", buffer::shape_text(args.row_weights), "; [", num_rows,
-                                "] is needed"));
+      throw InvalidArgument(str("row_weights has shape ", buffer::shape_text(args.row_weights),
+                                "; [", num_rows, "] is needed"));
     }
   }
-  if (args.bias.size() > 2) throw InvalidArgument(str(args.bias.size(), " biases; at most 2 are possible"));
+  if (args.bias.size() > 2)
+    throw InvalidArgument(str(args.bias.size(), " biases; at most 2 are possible"));
   for (const Tensor& bias : args.bias) {
     buffer::check_shape(bias, "bias", h.num_tokens, args.x.shape[1]);
     buffer::check_unit_column_stride(bias, "bias");
@@ -89,7 +96,8 @@ void BufferImpl::check_combine(const CombineArgs& args, CombineMemory& memory) c
     buffer::check_shape(args.out, "out", h.num_tokens, args.x.shape[1]);
     buffer::check_unit_column_stride(args.out, "out");
     if (args.out.dtype != memory.out_dtype) {
-      throw InvalidArgument(str("out has dtype ", name_of(args.out.dtype), ", out_dtype is ", name_of(memory.out_dtype)));
+      throw InvalidArgument(str("out has dtype ", name_of(args.out.dtype), ", out_dtype is ",
+                                name_of(memory.out_dtype)));
     }
   }
 }
@@ -99,8 +107,9 @@ void BufferImpl::place_rows(const CombineArgs& args, Launch& launch, CombineMemo
   const uint64_t pitch = static_cast<uint64_t>(args.x.strides[0]) * num_bytes(args.x.dtype);
   const std::shared_ptr<Block> home = core_->arena->find(args.x.data);
   const bool in_place = home && home->use() != BlockUse::kOther && args.x.strides[0] > 0 &&
-                        pitch % layout::kRowAlignBytes == 0 && pitch >= memory.row_bytes && pitch < (uint64_t{1} << 32) &&
-                        memory.num_rows != 0 && (memory.num_rows - 1) * pitch + memory.row_bytes <= home->num_bytes();
+                        pitch % layout::kRowAlignBytes == 0 && pitch >= memory.row_bytes &&
+                        pitch < (uint64_t{1} << 32) && memory.num_rows != 0 &&
+                        (memory.num_rows - 1) * pitch + memory.row_bytes <= home->num_bytes();
   memory.copy = !in_place && memory.num_rows != 0;
   memory.rows_pitch = in_place ? pitch : layout::row_pitch(memory.row_bytes);
   if (in_place) {
@@ -110,9 +119,8 @@ void BufferImpl::place_rows(const CombineArgs& args, Launch& launch, CombineMemo
   }
   const uint64_t rows_bytes =
       memory.copy ? align_up(memory.num_rows * memory.rows_pitch, layout::kArenaAlignBytes) : 0;
-  const uint64_t weight_bytes = args.row_weights.defined()
-                                    ? static_cast<uint64_t>(args.row_weights.num_elements()) * 4
-                                    : 0;
+  const uint64_t weight_bytes =
+      args.row_weights.defined() ? static_cast<uint64_t>(args.row_weights.num_elements()) * 4 : 0;
   if (rows_bytes + weight_bytes == 0) return;
   const buffer::Grant grant = take_for(launch, rows_bytes + weight_bytes, false);
   memory.block = core_->arena->make_block(grant.extent, BlockUse::kOther);
@@ -126,19 +134,27 @@ void BufferImpl::make_result(const CombineArgs& args, CombineMemory& memory) con
   const Handle::Header& h = args.handle->header();
   const int64_t tokens = h.num_tokens, columns = args.x.shape[1];
   const uint64_t out_bytes =
-      args.out.defined() ? 0 : align_up(static_cast<uint64_t>(tokens * columns) * num_bytes(memory.out_dtype), 64);
-  const uint64_t weight_bytes = args.row_weights.defined() ? align_up(uint64_t{h.num_tokens} * h.num_topk * 4, 64) : 0;
-  const std::shared_ptr<void> owner = buffer::allocate(*core_, out_bytes + weight_bytes + sizeof(int32_t));
+      args.out.defined()
+          ? 0
+          : align_up(static_cast<uint64_t>(tokens * columns) * num_bytes(memory.out_dtype), 64);
+  const uint64_t weight_bytes =
+      args.row_weights.defined() ? align_up(uint64_t{h.num_tokens} * h.num_topk * 4, 64) : 0;
+  const std::shared_ptr<void> owner =
+      buffer::allocate(*core_, out_bytes + weight_bytes + sizeof(int32_t));
   std::byte* at = static_cast<std::byte*>(owner.get());
-  memory.result.x = args.out.defined() ? args.out : Tensor::contiguous(at, memory.out_dtype, {tokens, columns}, owner);
+  memory.result.x = args.out.defined()
+                        ? args.out
+                        : Tensor::contiguous(at, memory.out_dtype, {tokens, columns}, owner);
   at += out_bytes;
   if (args.row_weights.defined()) {
-    memory.result.topk_weights = Tensor::contiguous(at, DType::kFloat32, {tokens, h.num_topk}, owner);
+    memory.result.topk_weights =
+        Tensor::contiguous(at, DType::kFloat32, {tokens, h.num_topk}, owner);
   }
   memory.result.status = Tensor::contiguous(at + weight_bytes, DType::kInt32, {1}, owner);
 }
 
-kernels::CombineParams BufferImpl::combine_params(const CombineArgs& args, const CombineMemory& memory,
+kernels::CombineParams BufferImpl::combine_params(const CombineArgs& args,
+                                                  const CombineMemory& memory,
                                                   const CallPtr& call) {
   const Handle::Header& h = args.handle->header();
   const std::span<const Tensor> handle = args.handle->tensors();
@@ -195,11 +211,16 @@ CombineResult BufferImpl::combine(const CombineArgs& args) {
   const kernels::KernelKey kernel{
       .op = kernels::KernelOp::kCombine,
       .combine = {memory.by_expert ? kernels::LayoutKind::kExpert : kernels::LayoutKind::kRank,
-                  buffer::element_of(args.x.dtype, "x"), buffer::element_of(memory.out_dtype, "out_dtype")}};
-  for (const Tensor* t : {&args.x, &args.weights, &args.row_weights}) call->keep.push_back(t->owner);
-  for (const Tensor* t : {&memory.result.x, &memory.result.status}) call->keep.push_back(t->owner);
-  for (const Tensor& t : args.bias) call->keep.push_back(t.owner);
-  for (const Tensor& t : args.handle->tensors()) call->keep.push_back(t.owner);
+                  buffer::element_of(args.x.dtype, "x"),
+                  buffer::element_of(memory.out_dtype, "out_dtype")}};
+  for (const Tensor* t : {&args.x, &args.weights, &args.row_weights})
+    call->keep.push_back(t->owner);
+  for (const Tensor* t : {&memory.result.x, &memory.result.status})
+    call->keep.push_back(t->owner);
+  for (const Tensor& t : args.bias)
+    call->keep.push_back(t.owner);
+  for (const Tensor& t : args.handle->tensors())
+    call->keep.push_back(t.owner);
   if (memory.block) call->blocks.push_back(memory.block);
   queue_kernel(launch, kernel, combine_params(args, memory, call));
   memory.block.reset();
@@ -217,11 +238,15 @@ Tensor BufferImpl::expert_output(const Handle& handle, uint32_t hidden, DType dt
   check_output_row(settings(), "expert_output", columns, dtype);
   const uint64_t num_rows = handle.header().num_rows_total;
   // The caller writes at once, not behind a stream: earlier readers must be over now, not in order.
-  const uint64_t completed = std::atomic_ref(core_->header(settings().rank).completed).load(std::memory_order_acquire);
-  const buffer::Grant grant = take({num_rows * columns * num_bytes(dtype), false, completed + 1, nullptr});
-  for (const auto& event : grant.wait_for) event->wait(device::kNoDeadline, {});
+  const uint64_t completed =
+      std::atomic_ref(core_->header(settings().rank).completed).load(std::memory_order_acquire);
+  const buffer::Grant grant =
+      take({num_rows * columns * num_bytes(dtype), false, completed + 1, nullptr});
+  for (const auto& event : grant.wait_for)
+    event->wait(device::kNoDeadline, {});
   const auto block = core_->arena->make_block(grant.extent, BlockUse::kExpertOutput);
-  return Tensor::contiguous(block->data(), dtype, {static_cast<int64_t>(num_rows), static_cast<int64_t>(columns)}, block);
+  return Tensor::contiguous(block->data(), dtype,
+                            {static_cast<int64_t>(num_rows), static_cast<int64_t>(columns)}, block);
 }
 
 }  // namespace ep

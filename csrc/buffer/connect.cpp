@@ -54,7 +54,8 @@ class Reader {
  private:
   const std::byte* take(uint64_t size) {
     if (size > bytes_.size() - at_) {
-      throw InvalidArgument(str("rank ", rank_, " sent ", bytes_.size(), " bytes where a buffer's agreement was ",
+      throw InvalidArgument(str("rank ", rank_, " sent ", bytes_.size(),
+                                " bytes where a buffer's agreement was ",
                                 "expected: is it constructing the same buffer?"));
     }
     at_ += size;
@@ -103,8 +104,9 @@ void check_equal(const std::vector<Proposal>& proposals) {
     const Proposal& other = proposals[rank];
     for (size_t i = 0; i < std::min(first.values.size(), other.values.size()); ++i) {
       if (first.values[i].value == other.values[i].value) continue;
-      throw InvalidArgument(str(first.values[i].name, " differs between ranks: rank 0 has ", first.values[i].value,
-                                ", rank ", rank, " has ", other.values[i].value));
+      throw InvalidArgument(str(first.values[i].name, " differs between ranks: rank 0 has ",
+                                first.values[i].value, ", rank ", rank, " has ",
+                                other.values[i].value));
     }
   }
 }
@@ -116,9 +118,13 @@ uint64_t random_id() {
 
 }  // namespace
 
-Environment host_environment() { return {device::create_host_device(), &fabric::connect_host}; }
+Environment host_environment() {
+  return {device::create_host_device(), &fabric::connect_host};
+}
 
-std::shared_ptr<Core> connect(Communicator& group, const BufferConfig& config, const Environment& environment,
+std::shared_ptr<Core> connect(Communicator& group,
+                              const BufferConfig& config,
+                              const Environment& environment,
                               double timeout_s) {
   auto core = std::make_shared<Core>();
   Proposal mine;
@@ -126,8 +132,9 @@ std::shared_ptr<Core> connect(Communicator& group, const BufferConfig& config, c
   try {
     core->settings = make_settings(config, group.rank(), group.num_ranks());
     if (config.ranks_per_node != 0 && config.ranks_per_node < group.num_ranks()) {
-      throw Unsupported(str("ranks_per_node=", config.ranks_per_node, " for ", group.num_ranks(),
-                            " ranks declares several nodes, which this version does not support; one node is"));
+      throw Unsupported(
+          str("ranks_per_node=", config.ranks_per_node, " for ", group.num_ranks(),
+              " ranks declares several nodes, which this version does not support; one node is"));
     }
     mine.values = agreed_values(core->settings);
     mine.buffer_id = random_id();
@@ -138,7 +145,8 @@ std::shared_ptr<Core> connect(Communicator& group, const BufferConfig& config, c
   const auto blobs = group.all_gather(encode(mine), timeout_s);
   if (own_error) std::rethrow_exception(own_error);
   std::vector<Proposal> proposals;
-  for (uint32_t r = 0; r < blobs.size(); ++r) proposals.push_back(decode(blobs[r], r));
+  for (uint32_t r = 0; r < blobs.size(); ++r)
+    proposals.push_back(decode(blobs[r], r));
   for (uint32_t r = 0; r < proposals.size(); ++r) {
     if (!proposals[r].error.empty()) {
       throw InvalidArgument(str("rank ", r, " cannot construct its buffer: ", proposals[r].error));
@@ -148,7 +156,8 @@ std::shared_ptr<Core> connect(Communicator& group, const BufferConfig& config, c
   core->buffer_id = proposals[0].buffer_id;
   const layout::WindowLayout& window = core->settings.window;
   core->fabric = environment.connect(group, window.num_bytes, timeout_s);
-  for (uint32_t r = 0; r < group.num_ranks(); ++r) core->windows.push_back(core->fabric->window(r));
+  for (uint32_t r = 0; r < group.num_ranks(); ++r)
+    core->windows.push_back(core->fabric->window(r));
   core->device = environment.device;
   core->arena = std::make_shared<Arena>(core->fabric->own_window(), core->windows[group.rank()],
                                         window.arena_offset, core->settings.arena_bytes);

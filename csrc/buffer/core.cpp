@@ -2,9 +2,9 @@
 
 #include <new>
 
+#include "buffer/refusal.hpp"
 #include "common/math.hpp"
 #include "common/text.hpp"
-#include "buffer/refusal.hpp"
 #include "kernels/params.hpp"
 
 namespace ep::buffer {
@@ -45,7 +45,8 @@ void init_state(Core& core, uint64_t first_sequence, uint64_t timeout_ns) {
   const Settings& s = core.settings;
   kernels::DeviceState& state = core.state;
   const uint64_t num_bytes = carve(nullptr, s, state.scratch);
-  core.scratch = std::make_unique_for_overwrite<std::byte[]>(num_bytes + 64);  // committed when first used
+  core.scratch =
+      std::make_unique_for_overwrite<std::byte[]>(num_bytes + 64);  // committed when first used
   auto at = reinterpret_cast<uintptr_t>(core.scratch.get());
   carve(core.scratch.get() + (align_up(at, 64) - at), s, state.scratch);
   state.sequence = state.first_sequence = first_sequence;
@@ -72,8 +73,9 @@ std::shared_ptr<void> allocate(const Core& core, uint64_t num_bytes) {
     }
     return {::operator new(num_bytes, kAlign), [](void* p) { ::operator delete(p, kAlign); }};
   } catch (const std::bad_alloc&) {
-    throw NoHostMemory(str("out of memory: the allocator has no ", num_bytes, " bytes on rank ", core.settings.rank),
-                        core.settings.rank, num_bytes, 0);
+    throw NoHostMemory(str("out of memory: the allocator has no ", num_bytes, " bytes on rank ",
+                           core.settings.rank),
+                       core.settings.rank, num_bytes, 0);
   }
 }
 

@@ -30,7 +30,8 @@ struct Core {
 
   std::atomic<bool> needs_resync{false};
   // Of Stats.
-  std::atomic<uint64_t> num_dispatches{0}, num_combines{0}, num_window_outputs{0}, num_caller_outputs{0}, num_faults{0};
+  std::atomic<uint64_t> num_dispatches{0}, num_combines{0}, num_window_outputs{0},
+      num_caller_outputs{0}, num_faults{0};
 
   layout::WindowHeader& header(uint32_t rank) const {
     return *reinterpret_cast<layout::WindowHeader*>(windows[rank]);
@@ -51,13 +52,17 @@ std::shared_ptr<void> allocate(const Core& core, uint64_t num_bytes);
 // What a buffer runs on.  The library's own is the host; tests and a simulator bring theirs.
 struct Environment {
   std::shared_ptr<device::Device> device;
-  std::function<std::unique_ptr<fabric::Fabric>(Communicator&, uint64_t num_bytes, double timeout_s)> connect;
+  std::function<std::unique_ptr<fabric::Fabric>(
+      Communicator&, uint64_t num_bytes, double timeout_s)>
+      connect;
   uint64_t first_sequence = 1;  // number of the first call; 0 stands for "none"
 };
 Environment host_environment();
 
 // Collective: agreement of all ranks and the windows.  Throws the same error on every rank.
-std::shared_ptr<Core> connect(Communicator& group, const BufferConfig& config, const Environment& environment,
+std::shared_ptr<Core> connect(Communicator& group,
+                              const BufferConfig& config,
+                              const Environment& environment,
                               double timeout_s);
 
 }  // namespace ep::buffer

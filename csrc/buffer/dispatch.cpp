@@ -24,8 +24,9 @@ struct BufferImpl::DispatchMemory {
   Extent extent{};
   Handle handle{};
   std::shared_ptr<void> caller_payload{}, caller_metadata{};
-  std::shared_ptr<void> payload{}, metadata{};  // what keeps the outputs alive: blocks, or the caller's memory
-  std::byte* payload_base = nullptr;            // of OutputLayout's offsets, in that memory
+  std::shared_ptr<void> payload{},
+      metadata{};  // what keeps the outputs alive: blocks, or the caller's memory
+  std::byte* payload_base = nullptr;  // of OutputLayout's offsets, in that memory
   std::byte* metadata_base = nullptr;
   uint64_t num_rows = 0;                        // N
   std::array<std::weak_ptr<void>, 2> blocks{};  // the extent's, where the outputs are views of it
@@ -40,8 +41,12 @@ OutputLayout worst_layout(const buffer::Settings& s, const DispatchOptions& o) {
 // Views of the outputs, from the offsets that the kernels used.
 class OutputViews {
  public:
-  OutputViews(const DispatchOptions& options, uint64_t num_rows, std::byte* payload, std::byte* metadata,
-              std::shared_ptr<void> payload_owner, std::shared_ptr<void> metadata_owner)
+  OutputViews(const DispatchOptions& options,
+              uint64_t num_rows,
+              std::byte* payload,
+              std::byte* metadata,
+              std::shared_ptr<void> payload_owner,
+              std::shared_ptr<void> metadata_owner)
       : options_(options),
         layout_(OutputLayout::make(options.shape, num_rows)),
         num_rows_(static_cast<int64_t>(num_rows)),
@@ -73,13 +78,14 @@ class OutputViews {
   }
 
   Tensor per_row(uint64_t offset, DType dtype, int64_t width, bool one_dimension) const {
-    return one_dimension ? Tensor::contiguous(metadata_ + offset, dtype, {num_rows_}, metadata_owner_)
-                         : Tensor::contiguous(metadata_ + offset, dtype, {num_rows_, width}, metadata_owner_);
+    return one_dimension
+               ? Tensor::contiguous(metadata_ + offset, dtype, {num_rows_}, metadata_owner_)
+               : Tensor::contiguous(metadata_ + offset, dtype, {num_rows_, width}, metadata_owner_);
   }
 
   Tensor small(uint32_t word, int64_t count) const {
-    return Tensor::contiguous(metadata_ + layout_.small_offset + uint64_t{word} * 4, DType::kInt32, {count},
-                              metadata_owner_);
+    return Tensor::contiguous(metadata_ + layout_.small_offset + uint64_t{word} * 4, DType::kInt32,
+                              {count}, metadata_owner_);
   }
 
   void fill(const buffer::Settings& s, const DispatchArgs& args, DispatchResult& out) const {
@@ -88,14 +94,16 @@ class OutputViews {
     const SmallLayout at = SmallLayout::make(s.num_ranks, s.max_local_experts);
     out.x = matrix(layout_.x_offset, options_.x_dtype, options_.shape.x_bytes);
     if (options_.shape.scales_bytes != 0) {
-      out.scales = matrix(layout_.scales_offset, options_.scales_dtype, options_.shape.scales_bytes);
+      out.scales =
+          matrix(layout_.scales_offset, options_.scales_dtype, options_.shape.scales_bytes);
     }
     for (uint32_t i = 0; i < options_.shape.num_extras; ++i) {
       out.extras.push_back(rows(layout_.extra_offset[i], args.extras[i].dtype, args.extras[i],
                                 options_.shape.extra_bytes[i]));
     }
     out.topk_idx = per_row(layout_.idx_offset, options_.idx_dtype, options_.num_topk, flat);
-    if (options_.has_weights) out.topk_weights = per_row(layout_.weights_offset, DType::kFloat32, options_.num_topk, flat);
+    if (options_.has_weights)
+      out.topk_weights = per_row(layout_.weights_offset, DType::kFloat32, options_.num_topk, flat);
     out.source = per_row(layout_.source_offset, DType::kInt32, 2, false);
     out.num_rows_device = small(SmallLayout::kNumRows, 1);
     out.rows_needed_device = small(SmallLayout::kRowsNeeded, 1);
@@ -116,7 +124,9 @@ class OutputViews {
 
 }  // namespace
 
-void BufferImpl::make_handle(const DispatchArgs& args, const DispatchOptions& o, DispatchMemory& memory) const {
+void BufferImpl::make_handle(const DispatchArgs& args,
+                             const DispatchOptions& o,
+                             DispatchMemory& memory) const {
   const auto plan = layout::PlanLayout::make(settings().num_ranks, settings().max_local_experts);
   const uint64_t slots = uint64_t{o.num_tokens} * o.num_topk;
   const uint64_t idx_bytes = align_up(slots * num_bytes(o.idx_dtype), 64);
@@ -126,7 +136,9 @@ void BufferImpl::make_handle(const DispatchArgs& args, const DispatchOptions& o,
   Handle::Header header;
   std::array<Tensor, Handle::kNumTensors> tensors;
   const auto weights_in = [&](std::byte* at, std::shared_ptr<void> owner) {
-    if (o.has_weights) tensors[Handle::kWeights] = Tensor::contiguous(at, DType::kFloat32, {tokens, topk}, std::move(owner));
+    if (o.has_weights)
+      tensors[Handle::kWeights] =
+          Tensor::contiguous(at, DType::kFloat32, {tokens, topk}, std::move(owner));
   };
   if (o.replay) {
     header = args.handle->header();
@@ -136,14 +148,17 @@ void BufferImpl::make_handle(const DispatchArgs& args, const DispatchOptions& o,
       weights_in(static_cast<std::byte*>(owner.get()), owner);
     }
   } else {
-    const std::shared_ptr<void> owner =
-        buffer::allocate(*core_, idx_bytes + weights_bytes + routes_bytes + uint64_t{plan.num_words} * 4);
+    const std::shared_ptr<void> owner = buffer::allocate(
+        *core_, idx_bytes + weights_bytes + routes_bytes + uint64_t{plan.num_words} * 4);
     std::byte* at = static_cast<std::byte*>(owner.get());
     tensors[Handle::kIdx] = Tensor::contiguous(at, o.idx_dtype, {tokens, topk}, owner);
     weights_in(at += idx_bytes, owner);
-    tensors[Handle::kRoutes] = Tensor::contiguous(at += weights_bytes, DType::kUInt32, {tokens, topk, 2}, owner);
-    tensors[Handle::kPlan] = Tensor::contiguous(at + routes_bytes, DType::kUInt32, {int64_t{plan.num_words}}, owner);
-    static_cast<uint32_t*>(tensors[Handle::kPlan].data)[layout::PlanLayout::kNumRows] = 0;  // until the kernel says
+    tensors[Handle::kRoutes] =
+        Tensor::contiguous(at += weights_bytes, DType::kUInt32, {tokens, topk, 2}, owner);
+    tensors[Handle::kPlan] =
+        Tensor::contiguous(at + routes_bytes, DType::kUInt32, {int64_t{plan.num_words}}, owner);
+    static_cast<uint32_t*>(tensors[Handle::kPlan].data)[layout::PlanLayout::kNumRows] =
+        0;  // until the kernel says
   }
   header.buffer_id = core_->buffer_id;
   header.num_tokens = o.num_tokens;
@@ -160,8 +175,10 @@ void BufferImpl::make_handle(const DispatchArgs& args, const DispatchOptions& o,
   memory.handle = HandleAccess::make(header, tensors);
 }
 
-kernels::DispatchParams BufferImpl::dispatch_params(const DispatchArgs& args, const DispatchOptions& o,
-                                                    const DispatchMemory& memory, const CallPtr& call) {
+kernels::DispatchParams BufferImpl::dispatch_params(const DispatchArgs& args,
+                                                    const DispatchOptions& o,
+                                                    const DispatchMemory& memory,
+                                                    const CallPtr& call) {
   const std::span<const Tensor> handle = memory.handle.tensors();
   kernels::DispatchParams p{};
   p.entry = entry_params(call);
@@ -171,7 +188,8 @@ kernels::DispatchParams BufferImpl::dispatch_params(const DispatchArgs& args, co
   p.shape = o.shape;
   p.x = buffer::rows_view(args.x);
   if (args.scales.defined()) p.scales = buffer::strided_view(args.scales);
-  for (uint32_t i = 0; i < args.extras.size(); ++i) p.extras[i] = buffer::rows_view(args.extras[i]);
+  for (uint32_t i = 0; i < args.extras.size(); ++i)
+    p.extras[i] = buffer::rows_view(args.extras[i]);
   if (!o.replay) p.idx = buffer::strided_view(args.topk_idx);
   if (o.new_weights) {
     p.weights = buffer::strided_view(args.topk_weights);
@@ -192,8 +210,10 @@ kernels::DispatchParams BufferImpl::dispatch_params(const DispatchArgs& args, co
   p.drop = o.drop;
   p.global_ids = o.global_ids;
   p.has_weights = o.has_weights;
-  if (o.quant == Quant::kFp8Block128Ue8m0) p.gap_scale = 0x7F7F7F7Fu;
-  else if (o.quant != Quant::kNone) p.gap_scale = 0x3F800000u;  // 1.0f
+  if (o.quant == Quant::kFp8Block128Ue8m0)
+    p.gap_scale = 0x7F7F7F7Fu;
+  else if (o.quant != Quant::kNone)
+    p.gap_scale = 0x3F800000u;  // 1.0f
   p.extent_offset = memory.extent.offset;
   p.extent_bytes = memory.extent.num_bytes;
   return p;
@@ -208,7 +228,9 @@ bool BufferImpl::wants_window(const DispatchOptions& o) const {
 }
 
 // The call has failed with its extent in hand.  Rows may be on their way into it unless it ended at entry.
-void BufferImpl::give_up_extent(const DispatchOptions& o, const DispatchMemory& memory, const Launch& launch,
+void BufferImpl::give_up_extent(const DispatchOptions& o,
+                                const DispatchMemory& memory,
+                                const Launch& launch,
                                 const CallPtr& call) {
   if (call->cause() != Cause::kNone && call->ticket.fault.poisons == 0) {
     core_->arena->give_back(memory.extent);
@@ -221,7 +243,9 @@ void BufferImpl::give_up_extent(const DispatchOptions& o, const DispatchMemory& 
 }
 
 // Splits the extent into its two blocks, and copies them to the caller's memory where the policy says so.
-void BufferImpl::place_outputs(const DispatchOptions& o, DispatchMemory& memory, const Launch& launch,
+void BufferImpl::place_outputs(const DispatchOptions& o,
+                               DispatchMemory& memory,
+                               const Launch& launch,
                                const CallPtr& call) {
   const OutputLayout at = OutputLayout::make(o.shape, memory.num_rows);
   const Extent extent = core_->arena->trim(memory.extent, at.num_bytes);
@@ -251,7 +275,9 @@ void BufferImpl::reserve_caller_memory(const DispatchOptions& o, DispatchMemory&
   memory.caller_metadata = buffer::allocate(*core_, at.num_bytes - at.metadata_offset);
 }
 
-void BufferImpl::copy_outputs(const DispatchOptions& o, DispatchMemory& memory, const Launch& launch,
+void BufferImpl::copy_outputs(const DispatchOptions& o,
+                              DispatchMemory& memory,
+                              const Launch& launch,
                               const CallPtr& call) {
   const OutputLayout at = OutputLayout::make(o.shape, memory.num_rows);
   if (!memory.caller_payload) reserve_caller_memory(o, memory);
@@ -262,12 +288,16 @@ void BufferImpl::copy_outputs(const DispatchOptions& o, DispatchMemory& memory, 
   const auto* num_rows = static_cast<const uint32_t*>(memory.handle.tensors()[Handle::kPlan].data) +
                          layout::PlanLayout::kNumRows;
   kernels::CopyOutParams p{};
-  const auto add_rows = [&](uint64_t offset, uint32_t row_bytes) {  // the used rows: dead ones are unspecified
-    if (row_bytes != 0) p.items[p.num_items++] = {to_payload + offset, from + offset, layout::row_pitch(row_bytes), num_rows};
+  const auto add_rows = [&](uint64_t offset,
+                            uint32_t row_bytes) {  // the used rows: dead ones are unspecified
+    if (row_bytes != 0)
+      p.items[p.num_items++] = {to_payload + offset, from + offset, layout::row_pitch(row_bytes),
+                                num_rows};
   };
   add_rows(at.x_offset, o.shape.x_bytes);
   add_rows(at.scales_offset, o.shape.scales_bytes);
-  for (uint32_t i = 0; i < o.shape.num_extras; ++i) add_rows(at.extra_offset[i], o.shape.extra_bytes[i]);
+  for (uint32_t i = 0; i < o.shape.num_extras; ++i)
+    add_rows(at.extra_offset[i], o.shape.extra_bytes[i]);
   p.items[p.num_items++] = {to_metadata + at.metadata_offset, from + at.metadata_offset,
                             at.num_bytes - at.metadata_offset, nullptr};
   Launch copy{launch.stream, launch.num_blocks};
@@ -281,6 +311,28 @@ void BufferImpl::copy_outputs(const DispatchOptions& o, DispatchMemory& memory, 
   memory.blocks = {};
 }
 
+// The extent, and where sizes and the policy allow to know it, the caller's memory.
+void BufferImpl::take_memory(const DispatchArgs& args,
+                             const DispatchOptions& o,
+                             Launch& launch,
+                             DispatchMemory& memory) const {
+  if (o.learns_size()) {
+    memory.extent = take_for(launch, worst_layout(settings(), o).num_bytes, true).extent;
+    return;
+  }
+  memory.num_rows = o.exact ? args.handle->header().num_rows_total
+                            : buffer::fixed_rows(settings(), o, settings().rank);
+  memory.extent =
+      take_for(launch, OutputLayout::make(o.shape, memory.num_rows).num_bytes, false).extent;
+  if (wants_window(o)) return;
+  try {
+    reserve_caller_memory(o, memory);
+  } catch (...) {
+    core_->arena->give_back(memory.extent);
+    throw;
+  }
+}
+
 DispatchResult BufferImpl::dispatch(const DispatchArgs& args) {
   const auto turn = enter();
   DispatchOptions options;
@@ -290,26 +342,21 @@ DispatchResult BufferImpl::dispatch(const DispatchArgs& args) {
     options = buffer::resolve_dispatch(settings(), core_->buffer_id, args);
     launch = where(args.stream, args.wait_for, args.num_sms);
     make_handle(args, options, memory);
-    memory.extent = take_for(launch, worst_layout(settings(), options).num_bytes, options.exact).extent;
-    memory.num_rows = buffer::fixed_rows(settings(), options, settings().rank);
-    if (options.exact || wants_window(options)) return;
-    try {
-      reserve_caller_memory(options, memory);
-    } catch (...) {
-      core_->arena->give_back(memory.extent);
-      throw;
-    }
+    take_memory(args, options, launch, memory);
   });
   const CallPtr call = std::make_shared<Call>(core_, OpKind::kDispatch);
   call->defers_capacity = !options.exact;
-  for (const Tensor* t : {&args.x, &args.topk_idx, &args.topk_weights, &args.scales}) call->keep.push_back(t->owner);
-  for (const Tensor& t : args.extras) call->keep.push_back(t.owner);
-  for (const Tensor& t : memory.handle.tensors()) call->keep.push_back(t.owner);
+  for (const Tensor* t : {&args.x, &args.topk_idx, &args.topk_weights, &args.scales})
+    call->keep.push_back(t->owner);
+  for (const Tensor& t : args.extras)
+    call->keep.push_back(t.owner);
+  for (const Tensor& t : memory.handle.tensors())
+    call->keep.push_back(t.owner);
   queue_kernel(launch, {.op = kernels::KernelOp::kDispatch, .dispatch = options.config},
                dispatch_params(args, options, memory, call));
   DispatchResult out;
   out.inputs_done = Event(launch.stream.impl()->record());
-  if (options.exact) {
+  if (options.learns_size()) {
     const bool interrupted = !wait_counts(call);
     if (interrupted || (call->done() && call->cause() != Cause::kNone)) {
       give_up_extent(options, memory, launch, call);
@@ -318,15 +365,21 @@ DispatchResult BufferImpl::dispatch(const DispatchArgs& args) {
       complete(call, event);
     }
     memory.num_rows = call->ticket.num_rows;
+  }
+  if (options.exact) {
     out.num_rows = memory.num_rows;
     const auto plan = layout::PlanLayout::make(settings().num_ranks, settings().max_local_experts);
-    const auto* counts = static_cast<const uint32_t*>(memory.handle.tensors()[Handle::kPlan].data) + plan.tokens_per_expert;
+    const auto* counts = static_cast<const uint32_t*>(memory.handle.tensors()[Handle::kPlan].data) +
+                         plan.tokens_per_expert;
     out.tokens_per_expert.emplace(counts, counts + settings().num_local_experts());
   }
   try {
     place_outputs(options, memory, launch, call);
-  } catch (const buffer::NoHostMemory&) {  // the peers are past their records: their next call ends instead
-    queue_end(launch, call).impl()->wait(device::kNoDeadline, {});  // or this one, on its way, would take the abort
+  } catch (const buffer::
+               NoHostMemory&) {  // the peers are past their records: their next call ends instead
+    queue_end(launch, call)
+        .impl()
+        ->wait(device::kNoDeadline, {});  // or this one, on its way, would take the abort
     call->mark_raised();
     if (core_->needs_resync) throw;
     set_abort(Cause::kNoHostMemory);
@@ -336,7 +389,8 @@ DispatchResult BufferImpl::dispatch(const DispatchArgs& args) {
   HandleAccess::header(memory.handle).num_rows_total = memory.num_rows;
   out.handle = memory.handle;
   out.window_blocks = memory.blocks;
-  OutputViews(options, memory.num_rows, memory.payload_base, memory.metadata_base, memory.payload, memory.metadata)
+  OutputViews(options, memory.num_rows, memory.payload_base, memory.metadata_base, memory.payload,
+              memory.metadata)
       .fill(settings(), args, out);
   out.event = queue_end(launch, call);
   if (!args.async_op) complete(call, out.event);
@@ -346,7 +400,8 @@ DispatchResult BufferImpl::dispatch(const DispatchArgs& args) {
 void DispatchResult::record_stream(const Stream& stream) const {
   if (!stream.defined()) return;
   for (const std::weak_ptr<void>& weak : window_blocks) {
-    if (const auto block = std::static_pointer_cast<Block>(weak.lock())) block->record_stream(stream.impl());
+    if (const auto block = std::static_pointer_cast<Block>(weak.lock()))
+      block->record_stream(stream.impl());
   }
 }
 

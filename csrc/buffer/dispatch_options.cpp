@@ -16,40 +16,56 @@ bool is_quantised(DType dtype) {
     case DType::kFloat8E5M2:
     case DType::kInt8:
     case DType::kUInt8:
-    case DType::kFloat4E2M1FNx2: return true;
-    default: return false;
+    case DType::kFloat4E2M1FNx2:
+      return true;
+    default:
+      return false;
   }
 }
 
 // The call's value, the handle's, or the default; a value that contradicts the handle is an error.
 template <typename T>
-T choose(const char* name, const std::optional<T>& given, const std::optional<T>& recorded, T otherwise) {
+T choose(const char* name,
+         const std::optional<T>& given,
+         const std::optional<T>& recorded,
+         T otherwise) {
   if (given && recorded && *given != *recorded) {
-    throw InvalidArgument(str(name, " differs from the handle's: a replay uses what the handle recorded"));
+    throw InvalidArgument(
+        str(name, " differs from the handle's: a replay uses what the handle recorded"));
   }
   return recorded ? *recorded : given.value_or(otherwise);
 }
 
 void resolve_sizes(const Settings& s, const DispatchArgs& args, DispatchOptions& o) {
   const Handle::Header* h = args.handle != nullptr ? &args.handle->header() : nullptr;
-  const auto recorded = [&](auto value) { return h != nullptr ? std::optional(value(*h)) : std::nullopt; };
+  const auto recorded = [&](auto value) {
+    return h != nullptr ? std::optional(value(*h)) : std::nullopt;
+  };
   using Header = Handle::Header;
-  o.layout = choose("layout", args.layout, recorded([](const Header& x) { return x.layout; }), Layout::kRank);
+  o.layout = choose("layout", args.layout, recorded([](const Header& x) { return x.layout; }),
+                    Layout::kRank);
   o.expert_alignment = choose("expert_alignment", args.expert_alignment,
                               recorded([](const Header& x) { return x.expert_alignment; }), 1u);
-  o.max_rows = choose("max_rows", args.max_rows, recorded([](const Header& x) { return x.max_rows; }), 0u);
-  o.exact = choose("exact", args.exact, recorded([](const Header& x) { return x.exact; }), o.max_rows == 0);
-  o.max_tokens = choose("max_tokens", args.max_tokens, recorded([](const Header& x) { return x.max_tokens; }),
-                        s.config.max_tokens_per_rank);
-  o.drop = choose("overflow", args.overflow, recorded([](const Header& x) {
-                    return x.drop ? Overflow::kDrop : Overflow::kRaise;
-                  }), Overflow::kRaise) == Overflow::kDrop;
-  o.global_ids = choose("ids", args.ids, recorded([](const Header& x) {
-                          return x.global_ids ? Ids::kGlobal : Ids::kLocal;
-                        }), Ids::kLocal) == Ids::kGlobal;
-  if (args.max_rows && *args.max_rows == 0) throw InvalidArgument("max_rows=0: at least one row is needed");
+  o.max_rows =
+      choose("max_rows", args.max_rows, recorded([](const Header& x) { return x.max_rows; }), 0u);
+  o.exact = choose("exact", args.exact, recorded([](const Header& x) { return x.exact; }),
+                   o.max_rows == 0);
+  o.max_tokens =
+      choose("max_tokens", args.max_tokens, recorded([](const Header& x) { return x.max_tokens; }),
+             s.config.max_tokens_per_rank);
+  o.drop =
+      choose("overflow", args.overflow,
+             recorded([](const Header& x) { return x.drop ? Overflow::kDrop : Overflow::kRaise; }),
+             Overflow::kRaise) == Overflow::kDrop;
+  o.global_ids =
+      choose("ids", args.ids,
+             recorded([](const Header& x) { return x.global_ids ? Ids::kGlobal : Ids::kLocal; }),
+             Ids::kLocal) == Ids::kGlobal;
+  if (args.max_rows && *args.max_rows == 0)
+    throw InvalidArgument("max_rows=0: at least one row is needed");
   if (o.exact && o.max_rows != 0) {
-    throw InvalidArgument(str("max_rows=", o.max_rows, " with exact=true: max_rows fixes the size (exact=false)"));
+    throw InvalidArgument(
+        str("max_rows=", o.max_rows, " with exact=true: max_rows fixes the size (exact=false)"));
   }
   if (o.drop && o.max_rows == 0) throw InvalidArgument("overflow=drop needs max_rows");
   if (o.expert_alignment == 0) throw InvalidArgument("expert_alignment=0: at least 1 is needed");
@@ -64,7 +80,8 @@ void resolve_sizes(const Settings& s, const DispatchArgs& args, DispatchOptions&
 
 void resolve_routing(const Settings& s, const DispatchArgs& args, DispatchOptions& o) {
   if (o.replay) {
-    if (args.topk_idx.defined()) throw InvalidArgument("topk_idx and handle are both given: a replay has its routing");
+    if (args.topk_idx.defined())
+      throw InvalidArgument("topk_idx and handle are both given: a replay has its routing");
     const Handle::Header& h = args.handle->header();
     o.num_topk = h.num_topk;
     o.idx_dtype = h.idx_is_64 ? DType::kInt64 : DType::kInt32;
@@ -75,11 +92,13 @@ void resolve_routing(const Settings& s, const DispatchArgs& args, DispatchOption
     check_dims(args.topk_idx, "topk_idx", 2);
     o.idx_dtype = args.topk_idx.dtype;
     if (o.idx_dtype != DType::kInt32 && o.idx_dtype != DType::kInt64) {
-      throw InvalidArgument(str("topk_idx has dtype ", name_of(o.idx_dtype), "; int32 or int64 is needed"));
+      throw InvalidArgument(
+          str("topk_idx has dtype ", name_of(o.idx_dtype), "; int32 or int64 is needed"));
     }
     const int64_t topk = args.topk_idx.shape[1];
     if (topk < 1 || topk > s.config.num_topk) {
-      throw InvalidArgument(str("topk_idx has K=", topk, "; it must be in [1, num_topk=", s.config.num_topk, "]"));
+      throw InvalidArgument(
+          str("topk_idx has K=", topk, "; it must be in [1, num_topk=", s.config.num_topk, "]"));
     }
     check_shape(args.topk_idx, "topk_idx", o.num_tokens, topk);
     o.num_topk = static_cast<uint32_t>(topk);
@@ -98,28 +117,33 @@ void resolve_payload(const DispatchArgs& args, DispatchOptions& o) {
   o.opaque = args.scales.defined() || is_quantised(args.x.dtype);
   o.x_dtype = args.x.dtype;
   if (!o.opaque && !is_compute_dtype(args.x.dtype)) {
-    throw InvalidArgument(str("x has dtype ", name_of(args.x.dtype), "; bfloat16, float16 or float32, or a quantised ",
-                              "dtype (float8_e4m3fn, float8_e5m2, int8, uint8, float4_e2m1fn_x2) is needed"));
+    throw InvalidArgument(str(
+        "x has dtype ", name_of(args.x.dtype), "; bfloat16, float16 or float32, or a quantised ",
+        "dtype (float8_e4m3fn, float8_e5m2, int8, uint8, float4_e2m1fn_x2) is needed"));
   }
   o.shape.x_bytes = o.num_columns * num_bytes(args.x.dtype);
   if (args.scales.defined()) {
     check_dims(args.scales, "scales", 2);
     o.scales_dtype = args.scales.dtype;
-    if (args.scales.shape[0] != o.num_tokens || args.scales.shape[1] < 1 || num_bytes(o.scales_dtype) > 4) {
-      throw InvalidArgument(str("scales has shape ", shape_text(args.scales), " and dtype ", name_of(o.scales_dtype),
-                                "; [", o.num_tokens, ", S] of a 1-, 2- or 4-byte dtype is needed"));
+    if (args.scales.shape[0] != o.num_tokens || args.scales.shape[1] < 1 ||
+        num_bytes(o.scales_dtype) > 4) {
+      throw InvalidArgument(str("scales has shape ", shape_text(args.scales), " and dtype ",
+                                name_of(o.scales_dtype), "; [", o.num_tokens,
+                                ", S] of a 1-, 2- or 4-byte dtype is needed"));
     }
     o.shape.scales_bytes = static_cast<uint32_t>(args.scales.shape[1]) * num_bytes(o.scales_dtype);
   }
   if (o.quant == Quant::kNone) {
     if (o.num_columns == 0 || o.shape.x_bytes % layout::kRowAlignBytes != 0) {
-      throw InvalidArgument(str("x has H=", o.num_columns, ", ", o.shape.x_bytes, " bytes per row; H must be a ",
-                                "multiple of ", layout::kRowAlignBytes / num_bytes(args.x.dtype), " (",
+      throw InvalidArgument(str("x has H=", o.num_columns, ", ", o.shape.x_bytes,
+                                " bytes per row; H must be a ", "multiple of ",
+                                layout::kRowAlignBytes / num_bytes(args.x.dtype), " (",
                                 layout::kRowAlignBytes, " bytes)"));
     }
     return;
   }
-  if (o.opaque) throw InvalidArgument("quant is given, but x is quantised already (or scales are given)");
+  if (o.opaque)
+    throw InvalidArgument("quant is given, but x is quantised already (or scales are given)");
   if (o.num_columns == 0 || o.num_columns % kernels::kGroupColumns != 0) {
     throw InvalidArgument(str("x has H=", o.num_columns, "; with quant H must be a multiple of ",
                               kernels::kGroupColumns));
@@ -136,7 +160,8 @@ static_assert(static_cast<uint8_t>(Quant::kFp8Block128Ue8m0) ==
 
 void resolve_extras(const DispatchArgs& args, DispatchOptions& o) {
   if (args.extras.size() > kMaxExtras) {
-    throw InvalidArgument(str(args.extras.size(), " extras; at most ", kMaxExtras, " are possible"));
+    throw InvalidArgument(
+        str(args.extras.size(), " extras; at most ", kMaxExtras, " are possible"));
   }
   o.shape.num_extras = static_cast<uint32_t>(args.extras.size());
   for (uint32_t i = 0; i < args.extras.size(); ++i) {
@@ -144,7 +169,8 @@ void resolve_extras(const DispatchArgs& args, DispatchOptions& o) {
     const std::string name = str("extras[", i, "]");
     check_given(extra, name.c_str());
     if (extra.shape[0] != o.num_tokens) {
-      throw InvalidArgument(str(name, " has shape ", shape_text(extra), "; x has ", o.num_tokens, " rows"));
+      throw InvalidArgument(
+          str(name, " has shape ", shape_text(extra), "; x has ", o.num_tokens, " rows"));
     }
     int64_t row = 1;
     for (uint32_t d = extra.num_dims; d-- > 1;) {
@@ -155,25 +181,29 @@ void resolve_extras(const DispatchArgs& args, DispatchOptions& o) {
       row *= extra.shape[d];
     }
     const uint64_t bytes = static_cast<uint64_t>(row) * num_bytes(extra.dtype);
-    if (bytes == 0 || bytes > (uint64_t{1} << 28)) throw InvalidArgument(str(name, " has ", bytes, " bytes per row"));
+    if (bytes == 0 || bytes > (uint64_t{1} << 28))
+      throw InvalidArgument(str(name, " has ", bytes, " bytes per row"));
     o.shape.extra_bytes[i] = static_cast<uint32_t>(bytes);
   }
 }
 
 void check_limits(const Settings& s, const DispatchOptions& o) {
   uint64_t row = uint64_t{o.shape.x_bytes} + o.shape.scales_bytes;
-  for (uint32_t i = 0; i < o.shape.num_extras; ++i) row += o.shape.extra_bytes[i];
+  for (uint32_t i = 0; i < o.shape.num_extras; ++i)
+    row += o.shape.extra_bytes[i];
   if (row > s.token_bytes) {
-    throw InvalidArgument(str("a row of x, scales and extras takes ", row, " bytes; the buffer was made with token_bytes=",
-                              s.token_bytes));
+    throw InvalidArgument(str("a row of x, scales and extras takes ", row,
+                              " bytes; the buffer was made with token_bytes=", s.token_bytes));
   }
   if (o.num_columns > s.config.hidden * (o.opaque ? 4u : 1u)) {
-    throw InvalidArgument(str("x has H=", o.num_columns, "; the buffer was made with hidden=", s.config.hidden));
+    throw InvalidArgument(
+        str("x has H=", o.num_columns, "; the buffer was made with hidden=", s.config.hidden));
   }
   for (uint32_t rank = 0; rank < s.num_ranks; ++rank) {
     const uint64_t rows = fixed_rows(s, o, rank);
     if (rows > layout::kMaxRows) {
-      throw InvalidArgument(str("rank ", rank, " may have to take ", rows, " rows; at most ", layout::kMaxRows,
+      throw InvalidArgument(str("rank ", rank, " may have to take ", rows, " rows; at most ",
+                                layout::kMaxRows,
                                 " are possible: lower max_tokens or expert_alignment"));
     }
   }
@@ -184,7 +214,8 @@ void check_limits(const Settings& s, const DispatchOptions& o) {
 uint64_t fixed_rows(const Settings& s, const DispatchOptions& o, uint32_t rank) {
   if (o.max_rows != 0) return o.max_rows;
   return layout::worst_case_rows({o.by_expert(), s.num_ranks, o.max_tokens, o.num_topk,
-                                  s.expert_offsets[rank + 1] - s.expert_offsets[rank], o.expert_alignment});
+                                  s.expert_offsets[rank + 1] - s.expert_offsets[rank],
+                                  o.expert_alignment});
 }
 
 void check_handle(const Settings& s, uint64_t buffer_id, const Handle& handle) {
@@ -196,15 +227,18 @@ void check_handle(const Settings& s, uint64_t buffer_id, const Handle& handle) {
   const int64_t tokens = h.num_tokens, topk = h.num_topk;
   const auto whole = [](const Tensor& tensor, DType dtype, std::initializer_list<int64_t> shape) {
     const Tensor want = Tensor::contiguous(nullptr, dtype, shape);
-    return tensor.num_dims == want.num_dims && tensor.dtype == dtype && tensor.shape == want.shape &&
+    return tensor.num_dims == want.num_dims && tensor.dtype == dtype &&
+           tensor.shape == want.shape &&
            (tensor.strides == want.strides || tensor.num_elements() == 0) &&
            (tensor.data != nullptr || tensor.num_elements() == 0);
   };
-  const bool good = h.num_topk >= 1 && h.num_topk <= s.config.num_topk && h.layout <= Layout::kExpert &&
-                    whole(t[Handle::kIdx], h.idx_is_64 ? DType::kInt64 : DType::kInt32, {tokens, topk}) &&
-                    (!h.has_weights || whole(t[Handle::kWeights], DType::kFloat32, {tokens, topk})) &&
-                    whole(t[Handle::kRoutes], DType::kUInt32, {tokens, topk, 2}) &&
-                    whole(t[Handle::kPlan], DType::kUInt32, {int64_t{plan.num_words}});
+  const bool good =
+      h.num_topk >= 1 && h.num_topk <= s.config.num_topk && h.layout <= Layout::kExpert &&
+      h.num_rows_total <= layout::kMaxRows &&
+      whole(t[Handle::kIdx], h.idx_is_64 ? DType::kInt64 : DType::kInt32, {tokens, topk}) &&
+      (!h.has_weights || whole(t[Handle::kWeights], DType::kFloat32, {tokens, topk})) &&
+      whole(t[Handle::kRoutes], DType::kUInt32, {tokens, topk, 2}) &&
+      whole(t[Handle::kPlan], DType::kUInt32, {int64_t{plan.num_words}});
   if (!good) throw InvalidArgument("the handle's tensors do not fit its header");
 }
 
@@ -218,7 +252,8 @@ DispatchOptions resolve_dispatch(const Settings& s, uint64_t buffer_id, const Di
   resolve_sizes(s, args, o);
   if (args.x.shape[0] > o.max_tokens) {
     throw TooManyTokens(str("x has ", args.x.shape[0], " tokens, more than ",
-                            args.max_tokens ? "max_tokens=" : "max_tokens_per_rank=", o.max_tokens, " on rank ", s.rank),
+                            args.max_tokens ? "max_tokens=" : "max_tokens_per_rank=", o.max_tokens,
+                            " on rank ", s.rank),
                         s.rank, static_cast<uint64_t>(args.x.shape[0]), o.max_tokens);
   }
   o.num_tokens = static_cast<uint32_t>(args.x.shape[0]);
@@ -236,7 +271,9 @@ DispatchOptions resolve_dispatch(const Settings& s, uint64_t buffer_id, const Di
   return o;
 }
 
-void fill_agreed(const DispatchOptions& o, const DispatchArgs& args, uint32_t (&agreed)[layout::kAgreedEnd]) {
+void fill_agreed(const DispatchOptions& o,
+                 const DispatchArgs& args,
+                 uint32_t (&agreed)[layout::kAgreedEnd]) {
   const auto dtype = [](DType d) { return static_cast<uint32_t>(d) + 1; };  // 0: not given
   agreed[layout::kKind] = static_cast<uint32_t>(layout::OpKind::kDispatch);
   agreed[layout::kRowLayout] = static_cast<uint32_t>(o.layout);

@@ -16,38 +16,72 @@ EPBuffer::~EPBuffer() = default;
 EPBuffer::EPBuffer(EPBuffer&&) noexcept = default;
 EPBuffer& EPBuffer::operator=(EPBuffer&&) noexcept = default;
 
-EPBuffer BufferAccess::create(std::shared_ptr<Communicator> group, const BufferConfig& config,
+EPBuffer BufferAccess::create(std::shared_ptr<Communicator> group,
+                              const BufferConfig& config,
                               const buffer::Environment& environment) {
   return EPBuffer(std::make_shared<BufferImpl>(std::move(group), config, environment));
 }
 
-EPBuffer BufferAccess::create(std::shared_ptr<Communicator> group, const BufferConfig& config,
+EPBuffer BufferAccess::create(std::shared_ptr<Communicator> group,
+                              const BufferConfig& config,
                               uint64_t first_sequence) {
   buffer::Environment environment = buffer::host_environment();
   environment.first_sequence = first_sequence;
   return create(std::move(group), config, environment);
 }
 
-DispatchResult EPBuffer::dispatch(const DispatchArgs& args) { return impl_->dispatch(args); }
-CombineResult EPBuffer::combine(const CombineArgs& args) { return impl_->combine(args); }
+DispatchResult EPBuffer::dispatch(const DispatchArgs& args) {
+  return impl_->dispatch(args);
+}
+CombineResult EPBuffer::combine(const CombineArgs& args) {
+  return impl_->combine(args);
+}
 Tensor EPBuffer::expert_output(const Handle& handle, uint32_t hidden, DType dtype) {
   return impl_->expert_output(handle, hidden, dtype);
 }
 
-uint32_t EPBuffer::rank() const { return impl_->settings().rank; }
-uint32_t EPBuffer::num_ranks() const { return impl_->settings().num_ranks; }
-uint32_t EPBuffer::num_nodes() const { return impl_->core().fabric->num_nodes(); }
-uint32_t EPBuffer::num_sms() const { return impl_->num_sms(); }
-void EPBuffer::set_num_sms(uint32_t num_sms) { impl_->set_num_sms(num_sms); }
-double EPBuffer::timeout_s() const { return impl_->timeout_s(); }
-void EPBuffer::set_timeout_s(double seconds) { impl_->set_timeout_s(seconds); }
-const std::vector<uint32_t>& EPBuffer::expert_offsets() const { return impl_->settings().expert_offsets; }
-Stream EPBuffer::comm_stream() const { return impl_->comm_stream(); }
-MemoryUse EPBuffer::memory() const { return impl_->core().arena->use(); }
-Stats EPBuffer::stats() const { return impl_->stats(); }
-void EPBuffer::check() { impl_->check(); }
-void EPBuffer::abort(std::string_view reason) { impl_->abort(reason); }
-uint64_t EPBuffer::resync() { return impl_->resync(); }
+uint32_t EPBuffer::rank() const {
+  return impl_->settings().rank;
+}
+uint32_t EPBuffer::num_ranks() const {
+  return impl_->settings().num_ranks;
+}
+uint32_t EPBuffer::num_nodes() const {
+  return impl_->core().fabric->num_nodes();
+}
+uint32_t EPBuffer::num_sms() const {
+  return impl_->num_sms();
+}
+void EPBuffer::set_num_sms(uint32_t num_sms) {
+  impl_->set_num_sms(num_sms);
+}
+double EPBuffer::timeout_s() const {
+  return impl_->timeout_s();
+}
+void EPBuffer::set_timeout_s(double seconds) {
+  impl_->set_timeout_s(seconds);
+}
+const std::vector<uint32_t>& EPBuffer::expert_offsets() const {
+  return impl_->settings().expert_offsets;
+}
+Stream EPBuffer::comm_stream() const {
+  return impl_->comm_stream();
+}
+MemoryUse EPBuffer::memory() const {
+  return impl_->core().arena->use();
+}
+Stats EPBuffer::stats() const {
+  return impl_->stats();
+}
+void EPBuffer::check() {
+  impl_->check();
+}
+void EPBuffer::abort(std::string_view reason) {
+  impl_->abort(reason);
+}
+uint64_t EPBuffer::resync() {
+  return impl_->resync();
+}
 void EPBuffer::close() noexcept {
   if (impl_) impl_->close();
 }
@@ -56,12 +90,14 @@ Memory EPBuffer::bytes_needed(const BufferConfig& config, uint32_t num_ranks) {
   return buffer::memory_of(buffer::make_settings(config, 0, num_ranks));
 }
 
-uint64_t EPBuffer::max_rows(Layout layout, std::optional<uint32_t> max_tokens, uint32_t expert_alignment) const {
+uint64_t EPBuffer::max_rows(Layout layout,
+                            std::optional<uint32_t> max_tokens,
+                            uint32_t expert_alignment) const {
   const buffer::Settings& s = impl_->settings();
   if (expert_alignment == 0) throw InvalidArgument("expert_alignment=0: at least 1 is needed");
   return layout::worst_case_rows({layout == Layout::kExpert, s.num_ranks,
-                                  max_tokens.value_or(s.config.max_tokens_per_rank), s.config.num_topk,
-                                  s.num_local_experts(), expert_alignment});
+                                  max_tokens.value_or(s.config.max_tokens_per_rank),
+                                  s.config.num_topk, s.num_local_experts(), expert_alignment});
 }
 
 RoutingLayout EPBuffer::routing_layout(const Tensor& topk_idx) const {
@@ -69,7 +105,8 @@ RoutingLayout EPBuffer::routing_layout(const Tensor& topk_idx) const {
   const buffer::Settings& s = core.settings;
   buffer::check_dims(topk_idx, "topk_idx", 2);
   if (topk_idx.dtype != DType::kInt32 && topk_idx.dtype != DType::kInt64) {
-    throw InvalidArgument(str("topk_idx has dtype ", name_of(topk_idx.dtype), "; int32 or int64 is needed"));
+    throw InvalidArgument(
+        str("topk_idx has dtype ", name_of(topk_idx.dtype), "; int32 or int64 is needed"));
   }
   const int64_t tokens = topk_idx.shape[0], topk = topk_idx.shape[1];
   const int64_t ranks = s.num_ranks, experts = s.config.num_experts;
@@ -81,8 +118,8 @@ RoutingLayout EPBuffer::routing_layout(const Tensor& topk_idx) const {
     std::fill_n(static_cast<std::byte*>(t.data), bytes, std::byte{0});
     return t;
   };
-  RoutingLayout out{zeros(DType::kInt32, {ranks}), zeros(DType::kInt32, {experts}), zeros(DType::kBool, {tokens, ranks}),
-                    zeros(DType::kInt32, {1})};
+  RoutingLayout out{zeros(DType::kInt32, {ranks}), zeros(DType::kInt32, {experts}),
+                    zeros(DType::kBool, {tokens, ranks}), zeros(DType::kInt32, {1})};
   auto* per_rank = static_cast<int32_t*>(out.tokens_per_rank.data);
   auto* per_expert = static_cast<int32_t*>(out.tokens_per_expert.data);
   auto* per_node = static_cast<int32_t*>(out.tokens_per_node.data);
@@ -93,11 +130,12 @@ RoutingLayout EPBuffer::routing_layout(const Tensor& topk_idx) const {
     bool routed = false;
     for (int64_t k = 0; k < topk; ++k) {
       const std::byte* at = base + (t * topk_idx.strides[0] + k * topk_idx.strides[1]) * size;
-      const int64_t id = size == 8 ? *reinterpret_cast<const int64_t*>(at) : *reinterpret_cast<const int32_t*>(at);
+      const int64_t id =
+          size == 8 ? *reinterpret_cast<const int64_t*>(at) : *reinterpret_cast<const int32_t*>(at);
       if (id == -1) continue;
       if (id < 0 || id >= experts) {
-        throw InvalidArgument(str("topk_idx[", t, ", ", k, "] = ", id, " is neither -1 nor in [0, num_experts=", experts,
-                                  ")"));
+        throw InvalidArgument(str("topk_idx[", t, ", ", k, "] = ", id,
+                                  " is neither -1 nor in [0, num_experts=", experts, ")"));
       }
       const uint32_t rank = s.expert_rank[static_cast<size_t>(id)];
       ++per_expert[id];
@@ -112,7 +150,8 @@ RoutingLayout EPBuffer::routing_layout(const Tensor& topk_idx) const {
 
 Handle Handle::from_tensors(const Header& header, std::span<const Tensor> tensors) {
   if (tensors.size() != kNumTensors) {
-    throw InvalidArgument(str("a handle has ", static_cast<uint32_t>(kNumTensors), " tensors, not ", tensors.size()));
+    throw InvalidArgument(
+        str("a handle has ", static_cast<uint32_t>(kNumTensors), " tensors, not ", tensors.size()));
   }
   std::array<Tensor, kNumTensors> copy;
   std::copy(tensors.begin(), tensors.end(), copy.begin());

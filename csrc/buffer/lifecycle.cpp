@@ -16,12 +16,14 @@ using layout::OpKind;
 namespace {
 
 constexpr uint64_t kAbortPeriodNs = 10'000'000;
-constexpr double kClosePatience = 2.0;  // seconds; the windows stay mapped beyond it, so it bounds nothing but manners
+constexpr double kClosePatience =
+    2.0;  // seconds; the windows stay mapped beyond it, so it bounds nothing but manners
 
 // Peers may read while a second abort writes: byte by byte, so that it is no data race.
 void write_reason(layout::WindowHeader& header, std::string_view reason) {
   const auto size = static_cast<uint32_t>(std::min<size_t>(reason.size(), layout::kMaxReasonBytes));
-  for (uint32_t i = 0; i < size; ++i) std::atomic_ref(header.reason[i]).store(reason[i], std::memory_order_relaxed);
+  for (uint32_t i = 0; i < size; ++i)
+    std::atomic_ref(header.reason[i]).store(reason[i], std::memory_order_relaxed);
   std::atomic_ref(header.reason_bytes).store(size, std::memory_order_release);
 }
 
@@ -29,12 +31,15 @@ void write_reason(layout::WindowHeader& header, std::string_view reason) {
 
 // Ends the waits of a call in flight, and with it its turn.
 void BufferImpl::set_abort(Cause cause) {
-  std::atomic_ref(core_->state.abort).store(static_cast<uint32_t>(cause), std::memory_order_release);
+  std::atomic_ref(core_->state.abort)
+      .store(static_cast<uint32_t>(cause), std::memory_order_release);
   device::ring(core_->header(settings().rank).doorbell);
 }
 
 BufferImpl::CallPtr BufferImpl::spend_abort() {
-  const auto is_taken = [&] { return std::atomic_ref(core_->state.abort).load(std::memory_order_acquire) == 0; };
+  const auto is_taken = [&] {
+    return std::atomic_ref(core_->state.abort).load(std::memory_order_acquire) == 0;
+  };
   if (is_taken()) return nullptr;
   const Event before = last_event_;
   const CallPtr call = std::make_shared<Call>(core_, OpKind::kNone);
@@ -48,7 +53,8 @@ BufferImpl::CallPtr BufferImpl::spend_abort() {
   // The turn waits for nobody but a drain, within the timeout.  Operations before it may wait for peers that
   // never come; if one of them has taken the abort, the turn will find nothing to do.
   const auto by_another = [&] { return is_taken() && !before.query(); };
-  while (!by_another() && event.impl()->wait(core_->device->now_ns() + kAbortPeriodNs, {}) != device::WaitResult::kReady) {
+  while (!by_another() && event.impl()->wait(core_->device->now_ns() + kAbortPeriodNs, {}) !=
+                              device::WaitResult::kReady) {
   }
   if (call->done() && call->ticket.sequence != 0) return call;
   --next_sequence_;
@@ -66,14 +72,17 @@ void BufferImpl::abort(std::string_view reason) {
 uint64_t BufferImpl::resync() {
   if (closed_ || getpid() != pid_) throw Error("the buffer is closed");
   const auto turn = turns_->take(settings().config.interrupt);
-  if (last_event_.impl()) last_event_.impl()->wait(device::kNoDeadline, {});  // bounded by its operations' deadlines
+  if (last_event_.impl())
+    last_event_.impl()->wait(device::kNoDeadline, {});  // bounded by its operations' deadlines
   kernels::DeviceState& state = core_->state;
   std::vector<uint32_t> lost;
   for (uint32_t r = 0; r < settings().num_ranks; ++r) {
     const uint32_t word = std::atomic_ref(state.lost_mask[r / 32]).load(std::memory_order_acquire);
     if ((word >> (r % 32) & 1) != 0) lost.push_back(r);
   }
-  if (!lost.empty()) throw PeerLost(str("resync: rank ", lost.front(), " is gone; make a new buffer without it"), lost);
+  if (!lost.empty())
+    throw PeerLost(str("resync: rank ", lost.front(), " is gone; make a new buffer without it"),
+                   lost);
   // Whoever takes part has left its kernels: after the exchange no late store can reach reused memory.
   struct Progress {
     uint64_t next, completed;
@@ -82,7 +91,8 @@ uint64_t BufferImpl::resync() {
   uint64_t next = 0, completed = ~uint64_t{0};
   for (const auto& bytes : all) {
     Progress theirs{};
-    if (bytes.size() != sizeof theirs) throw Desync("resync: a peer is in another collective", "kind of operation", 0, 0, 0);
+    if (bytes.size() != sizeof theirs)
+      throw Desync("resync: a peer is in another collective", "kind of operation", 0, 0, 0);
     std::memcpy(&theirs, bytes.data(), sizeof theirs);
     next = std::max(next, theirs.next);
     completed = std::min(completed, theirs.completed);
@@ -93,7 +103,8 @@ uint64_t BufferImpl::resync() {
   std::atomic_ref(state.abort).store(0, std::memory_order_relaxed);
   core_->arena->forget_operations();
   core_->needs_resync = false;
-  for (const CallPtr& call : unfinished_) call->mark_raised();  // a late look must not ask for another resync()
+  for (const CallPtr& call : unfinished_)
+    call->mark_raised();  // a late look must not ask for another resync()
   unfinished_.clear();
   return completed;
 }

@@ -23,20 +23,21 @@ void check_range(const char* name, uint64_t value, uint64_t least, uint64_t most
 std::vector<uint32_t> even_offsets(uint32_t num_experts, uint32_t num_ranks) {
   std::vector<uint32_t> offsets{0};
   for (uint32_t r = 0; r < num_ranks; ++r) {
-    offsets.push_back(offsets.back() + num_experts / num_ranks + (r < num_experts % num_ranks ? 1 : 0));
+    offsets.push_back(offsets.back() + num_experts / num_ranks +
+                      (r < num_experts % num_ranks ? 1 : 0));
   }
   return offsets;
 }
 
 void check_offsets(const std::vector<uint32_t>& offsets, uint32_t num_experts, uint32_t num_ranks) {
   if (offsets.size() != num_ranks + 1) {
-    throw InvalidArgument(str("expert_offsets has ", offsets.size(), " entries; ", num_ranks, " ranks need ",
-                              num_ranks + 1));
+    throw InvalidArgument(str("expert_offsets has ", offsets.size(), " entries; ", num_ranks,
+                              " ranks need ", num_ranks + 1));
   }
   for (uint32_t r = 0; r < num_ranks; ++r) {
     if (offsets[r + 1] < offsets[r]) {
-      throw InvalidArgument(str("expert_offsets[", r + 1, "]=", offsets[r + 1], " is less than expert_offsets[", r,
-                                "]=", offsets[r]));
+      throw InvalidArgument(str("expert_offsets[", r + 1, "]=", offsets[r + 1],
+                                " is less than expert_offsets[", r, "]=", offsets[r]));
     }
   }
   if (offsets.front() != 0 || offsets.back() != num_experts) {
@@ -48,14 +49,17 @@ void check_offsets(const std::vector<uint32_t>& offsets, uint32_t num_experts, u
 void check_device(const std::string& device) {
   if (device == "auto" || device == "cpu" || device.starts_with("cpu:")) return;
   if (device.starts_with("cuda")) {
-    throw Unsupported(str("device=\"", device, "\" is not supported by this version; device=\"cpu\" is"));
+    throw Unsupported(
+        str("device=\"", device, "\" is not supported by this version; device=\"cpu\" is"));
   }
-  throw InvalidArgument(str("device=\"", device, "\" is neither \"auto\" nor \"cpu\" nor \"cuda\""));
+  throw InvalidArgument(
+      str("device=\"", device, "\" is neither \"auto\" nor \"cpu\" nor \"cuda\""));
 }
 
 void check_timeout(double seconds) {
   if (seconds < 0 || (seconds > 0 && std::isfinite(seconds))) return;
-  throw InvalidArgument(str("timeout_s=", seconds, " is neither a positive number of seconds nor negative (none)"));
+  throw InvalidArgument(
+      str("timeout_s=", seconds, " is neither a positive number of seconds nor negative (none)"));
 }
 
 constexpr uint64_t kMaxArenaBytes = 0x7FFFFFFFull * layout::kArenaAlignBytes;
@@ -76,7 +80,8 @@ uint64_t default_arena_bytes(const Settings& s) {
   shape.weights_bytes = 4 * c.num_topk;
   shape.is_expert = 1;
   // scales and extras share token_bytes with x, each padded to a row pitch of its own
-  const uint64_t padding = rows * layout::kRowAlignBytes * (1 + kMaxExtras) + layout::kArenaAlignBytes * 16;
+  const uint64_t padding =
+      rows * layout::kRowAlignBytes * (1 + kMaxExtras) + layout::kArenaAlignBytes * 16;
   const uint64_t row_weights = rows * 4 * c.num_topk + layout::kArenaAlignBytes;
   const uint64_t output = rows * layout::row_pitch(s.output_bytes) + row_weights;
   const uint64_t pair = layout::OutputLayout::make(shape, rows).num_bytes + padding + output;
@@ -108,42 +113,44 @@ Settings make_settings(const BufferConfig& config, uint32_t rank, uint32_t num_r
   s.output_bytes = config.output_bytes != 0 ? config.output_bytes : uint64_t{4} * config.hidden;
   check_range("token_bytes", s.token_bytes, 16, uint64_t{1} << 28);
   check_range("output_bytes", s.output_bytes, 16, uint64_t{1} << 28);
-  s.expert_offsets =
-      config.expert_offsets.empty() ? even_offsets(config.num_experts, num_ranks) : config.expert_offsets;
+  s.expert_offsets = config.expert_offsets.empty() ? even_offsets(config.num_experts, num_ranks)
+                                                   : config.expert_offsets;
   check_offsets(s.expert_offsets, config.num_experts, num_ranks);
   s.expert_rank.resize(config.num_experts);
   for (uint32_t r = 0; r < num_ranks; ++r) {
-    std::fill(s.expert_rank.begin() + s.expert_offsets[r], s.expert_rank.begin() + s.expert_offsets[r + 1], r);
-    s.max_local_experts = std::max(s.max_local_experts, s.expert_offsets[r + 1] - s.expert_offsets[r]);
+    std::fill(s.expert_rank.begin() + s.expert_offsets[r],
+              s.expert_rank.begin() + s.expert_offsets[r + 1], r);
+    s.max_local_experts =
+        std::max(s.max_local_experts, s.expert_offsets[r + 1] - s.expert_offsets[r]);
   }
-  s.num_sms = config.num_sms != 0 ? config.num_sms : default_num_sms(std::thread::hardware_concurrency(), num_ranks);
+  s.num_sms = config.num_sms != 0 ? config.num_sms
+                                  : default_num_sms(std::thread::hardware_concurrency(), num_ranks);
   s.arena_bytes = config.arena_bytes != 0 ? config.arena_bytes : default_arena_bytes(s);
   if (s.arena_bytes > kMaxArenaBytes) {
-    const char* more = s.arena_bytes == kUncounted ? " or more bytes; at most " : " bytes; at most ";
+    const char* more =
+        s.arena_bytes == kUncounted ? " or more bytes; at most " : " bytes; at most ";
     throw InvalidArgument(str("the arena would take ", s.arena_bytes, more, kMaxArenaBytes,
                               " can be addressed: set arena_bytes, or lower max_tokens_per_rank=",
                               config.max_tokens_per_rank));
   }
   s.arena_bytes = align_up(s.arena_bytes, layout::WindowLayout::kPageBytes);
-  s.window = layout::WindowLayout::make({num_ranks, config.num_experts, s.max_local_experts, 0, s.arena_bytes});
+  s.window = layout::WindowLayout::make(
+      {num_ranks, config.num_experts, s.max_local_experts, 0, s.arena_bytes});
   return s;
 }
 
 Memory memory_of(const Settings& settings) {
   const layout::WindowLayout& w = settings.window;
-  return {w.staging_offset, w.arena_offset - w.staging_offset, w.num_bytes - w.arena_offset, w.num_bytes};
+  return {w.staging_offset, w.arena_offset - w.staging_offset, w.num_bytes - w.arena_offset,
+          w.num_bytes};
 }
 
 std::vector<NamedValue> agreed_values(const Settings& s) {
   std::vector<NamedValue> values{
-      {"num_experts", s.config.num_experts},
-      {"num_topk", s.config.num_topk},
-      {"hidden", s.config.hidden},
-      {"max_tokens_per_rank", s.config.max_tokens_per_rank},
-      {"token_bytes", s.token_bytes},
-      {"output_bytes", s.output_bytes},
-      {"num_regions", s.config.num_regions},
-      {"ranks_per_node", s.config.ranks_per_node},
+      {"num_experts", s.config.num_experts}, {"num_topk", s.config.num_topk},
+      {"hidden", s.config.hidden},           {"max_tokens_per_rank", s.config.max_tokens_per_rank},
+      {"token_bytes", s.token_bytes},        {"output_bytes", s.output_bytes},
+      {"num_regions", s.config.num_regions}, {"ranks_per_node", s.config.ranks_per_node},
   };
   for (uint32_t r = 1; r < s.num_ranks; ++r) {
     values.push_back({str("expert_offsets[", r, "]"), s.expert_offsets[r]});

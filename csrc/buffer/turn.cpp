@@ -19,7 +19,8 @@ Turns::Turn Turns::take(const std::function<bool()>& interrupt) {
     if (serving_ == ticket) return Turn(*this);
   }
   const auto ready = [&] { return is_up(ticket); };
-  if (device_.wait(doorbell_, ready, device::kNoDeadline, interrupt, policy_) == device::WaitResult::kReady) {
+  if (device_.wait(doorbell_, ready, device::kNoDeadline, interrupt, policy_) ==
+      device::WaitResult::kReady) {
     return Turn(*this);
   }
   {
@@ -44,7 +45,8 @@ void Turns::next() {
   {
     const std::lock_guard lock(mutex_);
     ++serving_;
-    while (abandoned_.erase(serving_) != 0) ++serving_;
+    while (abandoned_.erase(serving_) != 0)
+      ++serving_;
   }
   device::ring(doorbell_);
 }

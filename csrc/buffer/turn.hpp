@@ -45,7 +45,7 @@ class Turns {
   device::Device& device_;
   const WaitPolicy policy_;
   Doorbell doorbell_{};
-  std::mutex mutex_;              // of the three below; held for moments
+  std::mutex mutex_;  // of the three below; held for moments
   uint64_t next_ticket_ = 0, serving_ = 0;
   std::set<uint64_t> abandoned_;  // tickets whose holders left before their turn
 };

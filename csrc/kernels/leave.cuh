@@ -21,6 +21,7 @@ EP_HOST_DEVICE void spend_turn(Coop& coop, Operation& op) {
   if (!drain_previous(coop, op)) return;
   EntryParams refusal{};
   refusal.state = &s;
+  if (fault.from_peer != 0) refusal.needed = fault.peer + 1;  // who began it
   publish_record(coop, op, refusal, OwnFields{}, fault.cause);
   set_fault(coop, op, fault.cause, fault.phase, [&](FaultRecord& f) { f = fault; });
 }

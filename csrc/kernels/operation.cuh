@@ -91,6 +91,8 @@ EP_HOST_DEVICE void refuse_from_record(Coop& coop,
               f.peer = source;
               f.from_peer = source != op.state->rank ? 1 : 0;
               f.needed = record_value(coop, record, layout::kNeeded);
+              const bool relayed = f.cause == Cause::kAborted || f.cause == Cause::kInterrupted;
+              if (relayed && f.needed != 0) f.peer = static_cast<uint32_t>(f.needed - 1);
               f.available = record_value(coop, record, layout::kAvailable);
             });
 }

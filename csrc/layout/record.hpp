@@ -59,7 +59,8 @@ enum RecordWord : uint32_t {
   kRowsPerChannel,  // combine: rows that each channel copies into the extent; 0: rows are in place
   kRowWeightsBase,  // combine: as kBase
   kWantsReadDone,   // combine: this rank waits for its readers
-  kNeeded,          // refusals for want of memory, bytes / kArenaAlignBytes, or tokens
+  kNeeded,          // refusals for want of memory, bytes / kArenaAlignBytes, or tokens; of an abort
+                    // that this rank learned from another: 1 + that rank
   kAvailable,
   kFixedWords,
 };

@@ -8,6 +8,7 @@
 
 #include <gtest/gtest.h>
 
+#include "support/compare.hpp"
 #include "support/faults.hpp"
 
 namespace ep::test {

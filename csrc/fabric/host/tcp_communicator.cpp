@@ -102,8 +102,9 @@ class Hub final : public Communicator {
   Place place() const { return {0, num_ranks(), timeout_s_, kPhase}; }
 
   void await_contributions(const Deadline& deadline) {
+    std::vector<uint32_t> ready = ranks_where([](const Peer&) { return true; });
     for (bool is_first_look = true;; is_first_look = false) {
-      hear();
+      hear(ready);
       if (!lost_.empty()) fail({Cause::kLost, round_, lost_});
       std::vector<uint32_t> missing =
           ranks_where([&](const Peer& peer) { return peer.round < round_; });
@@ -116,7 +117,7 @@ class Hub final : public Communicator {
         if (is_late) missing.insert(missing.begin(), 0);
         fail({Cause::kTimeout, round_, std::move(missing)});
       }
-      wait(deadline);
+      ready = wait(deadline);
     }
   }
 
@@ -132,13 +133,12 @@ class Hub final : public Communicator {
       });
       if (unsent.empty()) return;
       if (bound.passed()) raise({Cause::kTimeout, round_, unsent}, place());
-      wait(bound);
-      hear();  // a peer that hung up takes nothing any more; the next call raises it
+      hear(wait(bound));  // a peer that hung up takes nothing any more; the next call raises it
     }
   }
 
-  void hear() {
-    for (uint32_t rank = 1; rank < peers_.size(); ++rank) {
+  void hear(const std::vector<uint32_t>& ranks) {
+    for (const uint32_t rank : ranks) {
       Peer& peer = peers_[rank];
       peer.connection->flush();
       peer.connection->receive([&](Frame&& frame) {
@@ -165,13 +165,20 @@ class Hub final : public Communicator {
     return ranks;
   }
 
-  void wait(const Deadline& deadline) {
-    std::vector<pollfd> fds;
-    for (const Peer& peer : peers_) {
-      if (peer.connection)
-        fds.push_back({peer.connection->fd(), peer.connection->poll_events(), 0});
+  // The ranks that have something to hear, or take what waits for them.
+  std::vector<uint32_t> wait(const Deadline& deadline) {
+    std::vector<pollfd> fds{{-1, 0, 0}};  // poll() skips rank 0
+    for (size_t rank = 1; rank < peers_.size(); ++rank) {
+      const Connection& connection = *peers_[rank].connection;
+      // A closed one would wake poll() again and again.
+      fds.push_back({connection.is_closed() ? -1 : connection.fd(), connection.poll_events(), 0});
     }
     wait_ready(fds, deadline);
+    std::vector<uint32_t> ready;
+    for (uint32_t rank = 1; rank < fds.size(); ++rank) {
+      if (fds[rank].revents != 0) ready.push_back(rank);
+    }
+    return ready;
   }
 
   // Ends this call, and those that peers have given up since, for everybody.
