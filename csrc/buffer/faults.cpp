@@ -48,9 +48,14 @@ std::string whereabouts(const Core& core, uint32_t rank, uint64_t sequence) {
   return str("rank ", rank, " entered call ", sequence, ", stuck in phase ", phase_name(phase));
 }
 
+// A second abort may write while this reads: see write_reason().
 std::string reason_of(const Core& core, uint32_t rank) {
-  const layout::WindowHeader& header = core.header(rank);
-  return {header.reason, std::min<size_t>(header.reason_bytes, layout::kMaxReasonBytes)};
+  layout::WindowHeader& header = core.header(rank);
+  std::string reason(std::min<size_t>(acquire(header.reason_bytes), layout::kMaxReasonBytes), ' ');
+  for (size_t i = 0; i < reason.size(); ++i) {
+    reason[i] = std::atomic_ref(header.reason[i]).load(std::memory_order_relaxed);
+  }
+  return reason;
 }
 
 [[noreturn]] void throw_timeout(const Core& core,

@@ -48,6 +48,21 @@ EP_HOST_DEVICE void count_tokens(Coop& coop, const Operation& op, const Dispatch
   }
 }
 
+// This rank's small array of a fixed-size output: its place does not depend on the routing.
+EP_HOST_DEVICE uint32_t* fixed_small(const DispatchParams& p, bool is_expert) {
+  const DeviceState& s = *p.entry.state;
+  const auto out = layout::OutputLayout::make(p.shape, output_rows(p, s.rank, 0, is_expert));
+  return reinterpret_cast<uint32_t*>(window_of(s, s.rank) + p.extent_offset + out.small_offset);
+}
+
+// Where this rank's status word is: an exact output has one only once its size is known.
+EP_HOST_DEVICE int32_t* output_status(const DispatchParams& p, bool failed, bool is_expert) {
+  const DeviceState& s = *p.entry.state;
+  if (p.exact && failed) return nullptr;
+  uint32_t* small = p.exact ? small_of(s) : fixed_small(p, is_expert);
+  return reinterpret_cast<int32_t*>(small + layout::SmallLayout::kOutputStatus);
+}
+
 // One worker of the last block to have counted: agrees with all ranks and places everything.
 template <LayoutKind kLayout, class Coop>
 EP_HOST_DEVICE bool lead_dispatch(Coop& coop, Operation& op, const DispatchParams& p) {
@@ -73,6 +88,13 @@ EP_HOST_DEVICE bool lead_dispatch(Coop& coop, Operation& op, const DispatchParam
   if (!enter_records(coop, op, p.entry, own, status) || !await_records(coop, op, p.entry))
     return false;
   if (!p.replay) place_segments<kLayout>(coop, op, p);
+  if (!p.exact && coop.thread_rank() == 0) {  // true also where it is too much
+    uint32_t* small = fixed_small(p, kLayout == LayoutKind::kExpert);
+    coop.write(small + layout::SmallLayout::kNumRows, 0u);
+    coop.write(small + layout::SmallLayout::kRowsNeeded,
+               coop.read(p.plan + plan_layout(s).rows_of + s.rank));
+  }
+  coop.sync();
   if (!place_extents<kLayout>(coop, op, p)) return false;
   if (!p.replay) plan_receive<kLayout>(coop, op, p, s.scratch.destinations[s.rank].row_limit);
   write_small(coop, op, p);
@@ -85,17 +107,6 @@ EP_HOST_DEVICE bool lead_dispatch(Coop& coop, Operation& op, const DispatchParam
   }
   announce_placed(coop, op);
   return true;
-}
-
-// Where this rank's status word is: an exact output has one only once its size is known.
-EP_HOST_DEVICE int32_t* output_status(const DispatchParams& p, bool failed, bool is_expert) {
-  const DeviceState& s = *p.entry.state;
-  if (p.exact && failed) return nullptr;
-  const uint64_t rows =
-      p.exact ? s.scratch.destinations[s.rank].row_limit : output_rows(p, s.rank, 0, is_expert);
-  const uint64_t small = layout::OutputLayout::make(p.shape, rows).small_offset;
-  return reinterpret_cast<int32_t*>(window_of(s, s.rank) + p.extent_offset + small) +
-         layout::SmallLayout::kOutputStatus;
 }
 
 template <DispatchConfig kConfig, class Coop>

@@ -168,15 +168,20 @@ EP_HOST_DEVICE void plan_receive(Coop& coop,
   coop.sync();
 }
 
-// This rank's extent: the small arrays that the caller sees.
+// This rank's small arrays.  REQUIRES: the destinations are filled.
+EP_HOST_DEVICE uint32_t* small_of(const DeviceState& s) {
+  const Destination& d = s.scratch.destinations[s.rank];
+  return reinterpret_cast<uint32_t*>(window_of(s, s.rank) + d.extent_offset +
+                                     d.layout.small_offset);
+}
+
+// What the caller sees of the plan.
 template <class Coop>
 EP_HOST_DEVICE void write_small(Coop& coop, const Operation& op, const DispatchParams& p) {
   const DeviceState& s = *op.state;
   const layout::PlanLayout plan = plan_layout(s);
   const auto small = layout::SmallLayout::make(s.num_ranks, s.max_local_experts);
-  const Destination& d = s.scratch.destinations[s.rank];
-  uint32_t* out =
-      reinterpret_cast<uint32_t*>(window_of(s, s.rank) + d.extent_offset + d.layout.small_offset);
+  uint32_t* out = small_of(s);
   const auto copy = [&](uint32_t to, uint32_t from, uint32_t n) {
     for (uint32_t i = coop.thread_rank(); i < n; i += coop.size()) {
       coop.write(out + to + i, coop.read(p.plan + from + i));

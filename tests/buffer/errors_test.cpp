@@ -364,6 +364,8 @@ TEST(Errors, TooManyRows) {
       EXPECT_EQ(error.available, 20u);
       expect_text(error, {"27", "20", "rank 0", "max_rows"});
       EXPECT_NE(value_of(sent.status), 0);
+      EXPECT_EQ(value_of(sent.rows_needed_device), rank == 0 ? 27 : 0);  // the true demand
+      EXPECT_EQ(value_of(sent.num_rows_device), 0);
       EXPECT_NO_THROW(sent.event.synchronize());
       round_trip(buffer, good);
     }
