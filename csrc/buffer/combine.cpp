@@ -45,6 +45,10 @@ void check_output_row(const buffer::Settings& s, const char* name, uint64_t colu
 }  // namespace
 
 void BufferImpl::check_combine(const CombineArgs& args, CombineMemory& memory) const {
+  if (args.quant != Quant::kNone || args.split || args.ready.defined()) {
+    throw Unsupported(str(args.split ? "split" : (args.ready.defined() ? "ready" : "quant"),
+                          " of combine is not supported by this version"));
+  }
   if (args.handle == nullptr) throw InvalidArgument("handle is required");
   buffer::check_handle(settings(), core_->buffer_id, *args.handle);
   const Handle::Header& h = args.handle->header();

@@ -209,6 +209,18 @@ void check_limits(const Settings& s, const DispatchOptions& o) {
   }
 }
 
+// Names that exist for later versions.
+void check_reserved(const DispatchArgs& args) {
+  const auto refuse = [](const char* what, const char* instead) {
+    throw Unsupported(str(what, " is not supported by this version; ", instead));
+  };
+  if (args.mode != Mode::kThroughput) refuse("mode=latency", "mode=throughput is");
+  if (args.layout == Layout::kBatched) refuse("layout \"batched\"", "\"rank\" and \"expert\" are");
+  if (args.quant > Quant::kFp8Block128Ue8m0) refuse("this quant", "the fp8_block128 formats are");
+  if (args.scale_layout != ScaleLayout::kRow) refuse("this scale_layout", "\"row\" is");
+  if (args.split) refuse("split=true", "async_op=true is");
+}
+
 }  // namespace
 
 uint64_t fixed_rows(const Settings& s, const DispatchOptions& o, uint32_t rank) {
@@ -244,6 +256,7 @@ void check_handle(const Settings& s, uint64_t buffer_id, const Handle& handle) {
 
 DispatchOptions resolve_dispatch(const Settings& s, uint64_t buffer_id, const DispatchArgs& args) {
   DispatchOptions o;
+  check_reserved(args);
   check_dims(args.x, "x", 2);
   check_unit_column_stride(args.x, "x");
   if (args.x.shape[1] > (int64_t{1} << 26)) throw InvalidArgument(str("x has H=", args.x.shape[1]));

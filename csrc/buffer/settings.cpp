@@ -104,6 +104,12 @@ Settings make_settings(const BufferConfig& config, uint32_t rank, uint32_t num_r
   check_range("num_regions", config.num_regions, 1, 64);
   check_range("num_sms", config.num_sms, 0, layout::kMaxChannels);
   check_device(config.device);
+  if (!config.expert_slot.empty()) {
+    throw Unsupported("expert_slot is not supported by this version: map topk_idx before dispatch");
+  }
+  if (config.elastic) {
+    throw Unsupported("elastic=true is not supported by this version: a lost rank raises PeerLost");
+  }
   check_timeout(config.timeout_s);
   Settings s;
   s.config = config;

@@ -23,8 +23,18 @@ enum class Quant : uint8_t {
   kFp8Block128,       // e4m3fn, fp32 scale per 128 columns
   kFp8Block128Pow2,   // the scale rounded up to a power of two
   kFp8Block128Ue8m0,  // as kFp8Block128Pow2, four exponent bytes per int32
+  kMxFp8,             // reserved, as the two below: Unsupported
+  kNvFp4,
+  kInt8Row,
 };
 
+// Reserved: kLatency is Unsupported.
+enum class Mode : uint8_t {
+  kThroughput,  // exact counts, no staging
+  kLatency,     // fixed slots, no count exchange
+};
+// How a quantised dispatch stores scales.  Reserved: all but kRow are Unsupported.
+enum class ScaleLayout : uint8_t { kRow, kCol, kColUe8m0x4, kSwizzle128x4 };
 enum class Overflow : uint8_t { kRaise, kDrop };
 enum class Ids : uint8_t { kLocal, kGlobal };
 
@@ -36,6 +46,9 @@ struct DispatchArgs {
   Tensor topk_weights{};  // [T,K] fp32, bf16 or fp16
   Tensor scales{};        // [T,S] of any 1-, 2- or 4-byte dtype, any strides; makes x opaque
   Quant quant = Quant::kNone;
+  ScaleLayout scale_layout = ScaleLayout::kRow;
+  Mode mode = Mode::kThroughput;
+  bool split = false;  // reserved: the receiving half at a call of its own; Unsupported
   // Unset: the handle's value, else the default named here.  Another value than the handle's throws.
   std::optional<Layout> layout{};              // Layout::kRank
   std::optional<uint32_t> expert_alignment{};  // 1
@@ -84,6 +97,9 @@ struct CombineArgs {
   Tensor row_weights{};        // fp32 [N,K] ("rank") or [N] ("expert"): travel home unmultiplied
   std::vector<Tensor> bias{};  // up to two [T,H'], bf16, fp16 or fp32
   Tensor out{};                // [T,H'] to write into; undefined: the allocator's
+  Quant quant = Quant::kNone;  // reserved: what travels is quantised; Unsupported
+  bool split = false;          // reserved: Unsupported
+  Tensor ready{};              // reserved: flags of a producing GEMM; Unsupported
   std::optional<DType> out_dtype{};  // x's
   std::vector<Event> wait_for{};
   Stream stream{};

@@ -48,6 +48,9 @@ class Communicator {
   static std::shared_ptr<Communicator> callbacks(uint32_t rank,
                                                  uint32_t num_ranks,
                                                  AllGather all_gather);
+
+  // Reserved: adopts an ncclComm_t (given as void*).  Throws Unsupported: this version has no GPU path.
+  static std::shared_ptr<Communicator> from_nccl(void* nccl_comm);
 };
 
 }  // namespace ep

@@ -44,10 +44,15 @@ struct BufferConfig {
   std::string device = "auto";  // "auto" or "cpu"; "cuda" is Unsupported so far
   uint32_t num_sms = 0;         // worker threads per operation.  0: default_num_sms()
   uint32_t ranks_per_node = 0;  // 0: found out
-  uint32_t num_regions = 2;     // operations that may be in flight at once
-  Outputs outputs = Outputs::kAuto;  // a rank's own choice
-  uint64_t arena_bytes = 0;          // equal on all ranks.  0: num_regions worst-case pairs
-  double timeout_s = -1.0;           // bound of every wait.  Negative: the group's, else 600
+  uint32_t num_qps = 0;         // queue pairs per operation; CPUs have none and ignore it
+  // Reserved: anything but these values is Unsupported.
+  std::vector<int32_t> expert_slot{};  // [E] expert -> slot, applied inside dispatch
+  bool elastic = false;                // a rank that dies is masked instead of raising
+  uint32_t max_latency_tokens = 128;   // bound of T in latency mode; not read
+  uint32_t num_regions = 2;            // operations that may be in flight at once
+  Outputs outputs = Outputs::kAuto;    // a rank's own choice
+  uint64_t arena_bytes = 0;            // equal on all ranks.  0: num_regions worst-case pairs
+  double timeout_s = -1.0;             // bound of every wait.  Negative: the group's, else 600
 
   // Memory for outputs that are not views of the window, and for handles: `bytes` > 0, aligned to 256.
   // Empty: the library's own.  May throw std::bad_alloc (raised as CapacityError).

@@ -11,8 +11,9 @@ namespace ep {
 
 // How rows are laid out at the receiver.
 enum class Layout : uint8_t {
-  kRank,    // one row per (token, destination rank), by source rank, then token
-  kExpert,  // one row per (token, slot), by expert, then source, then token, then slot
+  kRank,     // one row per (token, destination rank), by source rank, then token
+  kExpert,   // one row per (token, slot), by expert, then source, then token, then slot
+  kBatched,  // [L, M, H] with counts.  Reserved: Unsupported
 };
 
 // A small header and a fixed list of tensors: copying shares them, saving both saves the handle.

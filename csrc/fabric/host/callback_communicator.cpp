@@ -55,4 +55,10 @@ std::shared_ptr<Communicator> Communicator::single() {
   });
 }
 
+std::shared_ptr<Communicator> Communicator::from_nccl(void* /*nccl_comm*/) {
+  throw Unsupported(
+      "from_nccl: this version has no GPU path; Communicator::tcp, threads or callbacks do on "
+      "CPUs");
+}
+
 }  // namespace ep
