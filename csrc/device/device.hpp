@@ -50,9 +50,9 @@ class StreamImpl {
 
   struct Launch {
     kernels::KernelKey kernel{};
-    std::span<const std::byte> params{};    // copied before launch() returns
-    uint32_t num_blocks = 1;                // all alive at once
-    Doorbell* doorbell = nullptr;   // what the blocks' waits sleep on; outlives the launch
+    std::span<const std::byte> params{};  // copied before launch() returns
+    uint32_t num_blocks = 1;              // all alive at once
+    Doorbell* doorbell = nullptr;         // what the blocks' waits sleep on; outlives the launch
     WaitPolicy wait_policy{};
   };
   virtual void launch(const Launch& launch) = 0;
@@ -74,8 +74,11 @@ class Device {
 
   // Blocks the calling host thread until ready() is true.  `doorbell` is rung after each change that
   // ready() may depend on.  Looks at ready() before the deadline and at `interrupt` about every 50 ms.
-  virtual WaitResult wait(Doorbell& doorbell, FunctionRef<bool()> ready, uint64_t deadline_ns,
-                          const std::function<bool()>& interrupt, const WaitPolicy& policy) = 0;
+  virtual WaitResult wait(Doorbell& doorbell,
+                          FunctionRef<bool()> ready,
+                          uint64_t deadline_ns,
+                          const std::function<bool()>& interrupt,
+                          const WaitPolicy& policy) = 0;
 
   virtual std::shared_ptr<detail::StreamImpl> create_stream() = 0;
 
