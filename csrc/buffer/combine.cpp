@@ -241,11 +241,15 @@ Tensor BufferImpl::expert_output(const Handle& handle, uint32_t hidden, DType dt
   const uint64_t columns = hidden != 0 ? hidden : settings().config.hidden;
   check_output_row(settings(), "expert_output", columns, dtype);
   const uint64_t num_rows = handle.header().num_rows_total;
-  // The caller writes at once, not behind a stream: earlier readers must be over now, not in order.
-  const uint64_t completed =
-      std::atomic_ref(core_->header(settings().rank).completed).load(std::memory_order_acquire);
+  // The caller writes at once, not behind a stream: what is free in the order of the streams is free for it
+  // only when the operations before it have ended, here and so, by rule 6, on all readers.
+  if (last_event_.impl() &&
+      last_event_.impl()->wait(device::kNoDeadline, settings().config.interrupt) ==
+          device::WaitResult::kInterrupted) {
+    throw Interrupted("interrupted while earlier operations still use the arena");
+  }
   const buffer::Grant grant =
-      take({num_rows * columns * num_bytes(dtype), false, completed + 1, nullptr});
+      take({num_rows * columns * num_bytes(dtype), false, next_sequence_, /*stream=*/nullptr});
   for (const auto& event : grant.wait_for)
     event->wait(device::kNoDeadline, {});
   const auto block = core_->arena->make_block(grant.extent, BlockUse::kExpertOutput);

@@ -147,8 +147,9 @@ class EPBuffer {
   DispatchResult dispatch(const DispatchArgs& args);
   CombineResult combine(const CombineArgs& args);
 
-  // Window-backed [N, hidden] to compute an expert's output into: combine then copies nothing.  Consumed
-  // by combine.  hidden 0: the buffer's.  Throws CapacityError when no free extent holds it.
+  // Window-backed [N, hidden] to compute an expert's output into: combine then copies nothing.
+  // Consumed by combine.  hidden 0: the buffer's.  The caller may write at once, so this waits for the
+  // calls before it to end.  Throws CapacityError when no free extent holds it.
   Tensor expert_output(const Handle& handle, uint32_t hidden = 0, DType dtype = DType::kBFloat16);
 
   // Local: counts of one rank's routing.
