@@ -68,6 +68,7 @@ Tensor to_shaped_tensor(const Table& table, const std::vector<int64_t>& row_shap
 
 void fill(const Tensor& to, const Table& from) {
   const uint64_t size = num_bytes(from.dtype);
+  if (from.columns == 0) return;  // no bytes, and no pointers for memcpy
   for (uint64_t r = 0; r < from.rows; ++r) {
     uint8_t* row = static_cast<uint8_t*>(to.data) + static_cast<uint64_t>(to.strides[0]) * r * size;
     if (to.strides[1] == 1) {
