@@ -25,8 +25,8 @@ struct Operation {
   uint64_t alarm;  // value of the window's alarm at the last scan
   layout::OpKind kind;
   bool leaving;  // it has its fault already: only its time and lost ranks still count
-  bool
-      published;  // this worker has written the rank's record: it may end the operation on a peer's refusal
+  // This worker has written the rank's record: it may end the operation on a peer's refusal.
+  bool published;
 };
 
 EP_HOST_DEVICE std::byte* window_of(const DeviceState& s, uint32_t rank) {

@@ -34,9 +34,6 @@ Tensor on_cuda(Tensor t) {
   t.device.kind = DeviceKind::kCUDA;
   return t;
 }
-Tensor zeros(DType dtype, int64_t rows, int64_t columns) {
-  return to_tensor(Table(dtype, static_cast<uint64_t>(rows), static_cast<uint64_t>(columns)));
-}
 
 // What a bad call may want to use.
 struct Handles {

@@ -24,10 +24,6 @@ TripSpec wide_spec(Layout layout = Layout::kRank) {
           .buffer_tokens = 16};
 }
 
-Tensor zeros(DType dtype, uint64_t rows, uint64_t columns) {
-  return to_tensor(Table(dtype, rows, columns));
-}
-
 Tensor ids_with(const Table& ids, uint64_t token, uint64_t slot, int64_t id) {
   Table copy = ids;
   copy.set_id(token, slot, id);

@@ -9,7 +9,6 @@
 
 #include "device/host/host_device.hpp"
 #include "device/host/host_kernels.hpp"
-#include "device/host/host_stream.hpp"
 #include "support/faults.hpp"
 
 namespace ep::test {
@@ -30,27 +29,9 @@ void run_combine(device::host::HostWorker& worker, const void* params) {
   device::host::find_kernel(key)(worker, params);
 }
 
-// The host, but for combine.
-class GatedDevice final : public device::Device {
- public:
-  uint64_t now_ns() const override { return host_->now_ns(); }
-  device::WaitResult wait(Doorbell& doorbell,
-                          FunctionRef<bool()> ready,
-                          uint64_t deadline_ns,
-                          const std::function<bool()>& interrupt,
-                          const WaitPolicy& policy) override {
-    return host_->wait(doorbell, ready, deadline_ns, interrupt, policy);
-  }
-  std::shared_ptr<detail::StreamImpl> create_stream() override {
-    return std::make_shared<device::host::HostStream>([](const kernels::KernelKey& key) {
-      return key.op == kernels::KernelOp::kCombine ? &run_combine : device::host::find_kernel(key);
-    });
-  }
-  uint32_t max_blocks() const override { return host_->max_blocks(); }
-
- private:
-  std::shared_ptr<device::Device> host_ = device::create_host_device();
-};
+device::host::HostKernel find_gated(const kernels::KernelKey& key) {
+  return key.op == kernels::KernelOp::kCombine ? &run_combine : device::host::find_kernel(key);
+}
 
 // What both ranks do: all tokens to both ranks, twice 2.0f comes back.
 class TwoRanks {
@@ -104,7 +85,7 @@ TEST(ExpertOutput, IsNotWhatALateRankStillReads) {
   run_threads(2, [&](std::shared_ptr<Communicator> group) {
     const bool late = group->rank() == 1;
     buffer::Environment environment = buffer::host_environment();
-    if (late) environment.device = std::make_shared<GatedDevice>();
+    if (late) environment.device = std::make_shared<device::host::HostDevice>(&find_gated);
     EPBuffer buffer = BufferAccess::create(group, config, environment);
     TwoRanks calls(buffer);
     DispatchResult first = calls.dispatch();

@@ -13,7 +13,6 @@
 
 #include "buffer/buffer_impl.hpp"
 #include "device/host/host_device.hpp"
-#include "device/host/host_stream.hpp"
 #include "device/host/worker.hpp"
 #include "ep/ep.hpp"
 #include "kernels/dispatch.cuh"
@@ -68,34 +67,12 @@ ep::device::host::HostKernel find(const ep::kernels::KernelKey& key) {
   return key.op == ep::kernels::KernelOp::kClose ? &run_close : nullptr;
 }
 
-// The host, but for its kernels.
-class WeakDevice final : public ep::device::Device {
- public:
-  explicit WeakDevice(ep::device::host::FindKernel find) : find_(find) {}
-  uint64_t now_ns() const override { return host_->now_ns(); }
-  ep::device::WaitResult wait(ep::Doorbell& doorbell,
-                              ep::FunctionRef<bool()> ready,
-                              uint64_t deadline_ns,
-                              const std::function<bool()>& interrupt,
-                              const ep::WaitPolicy& policy) override {
-    return host_->wait(doorbell, ready, deadline_ns, interrupt, policy);
-  }
-  std::shared_ptr<ep::detail::StreamImpl> create_stream() override {
-    return std::make_shared<ep::device::host::HostStream>(find_);
-  }
-  uint32_t max_blocks() const override { return host_->max_blocks(); }
-
- private:
-  ep::device::host::FindKernel find_;
-  std::shared_ptr<ep::device::Device> host_ = ep::device::create_host_device();
-};
-
 constexpr int64_t kTokens = 64, kHidden = 64, kRounds = 50;
 
 // Every token goes to both ranks.  True: all rows of every round were right.
 bool run_rank(std::shared_ptr<ep::Communicator> group, ep::device::host::FindKernel kernels) {
   ep::buffer::Environment environment = ep::buffer::host_environment();
-  environment.device = std::make_shared<WeakDevice>(kernels);
+  environment.device = std::make_shared<ep::device::host::HostDevice>(kernels);
   ep::BufferConfig config;
   config.num_experts = 2;
   config.num_topk = 2;

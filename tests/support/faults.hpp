@@ -102,6 +102,10 @@ inline void expect_text(const std::exception& error, std::initializer_list<std::
         << '"' << error.what() << "\" lacks \"" << part << '"';
 }
 
+inline Tensor zeros(DType dtype, uint64_t rows, uint64_t columns) {
+  return to_tensor(Table(dtype, rows, columns));
+}
+
 inline int32_t value_of(const Tensor& scalar) {
   return *static_cast<const int32_t*>(scalar.data);
 }

@@ -21,7 +21,7 @@ WaitResult HostDevice::wait(Doorbell& doorbell,
 }
 
 std::shared_ptr<detail::StreamImpl> HostDevice::create_stream() {
-  return std::make_shared<HostStream>(&find_kernel);
+  return std::make_shared<HostStream>(find_kernel_);
 }
 
 uint32_t HostDevice::max_blocks() const {

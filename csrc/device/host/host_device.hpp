@@ -6,12 +6,16 @@
 #include <memory>
 
 #include "device/device.hpp"
+#include "device/host/host_kernels.hpp"
 
 namespace ep::device::host {
 
-// Without state: one object serves any number of buffers and threads.
+// Constant after construction: one object serves any number of buffers and threads.
 class HostDevice final : public Device {
  public:
+  // Its streams find their kernels with `find`: tests bring kernels of their own.
+  explicit HostDevice(FindKernel find = &find_kernel) : find_kernel_(find) {}
+
   uint64_t now_ns() const override;
   WaitResult wait(Doorbell& doorbell,
                   FunctionRef<bool()> ready,
@@ -20,6 +24,9 @@ class HostDevice final : public Device {
                   const WaitPolicy& policy) override;
   std::shared_ptr<detail::StreamImpl> create_stream() override;
   uint32_t max_blocks() const override;
+
+ private:
+  const FindKernel find_kernel_;
 };
 
 }  // namespace ep::device::host
