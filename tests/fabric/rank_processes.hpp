@@ -210,6 +210,18 @@ inline Census take_census() {
   return {entries("/proc/self/fd"), entries("/proc/self/task"), num_mappings, entries("/dev/shm")};
 }
 
+// The census once it equals `want`, or as it is after five seconds: a thread that has been joined stays
+// in /proc for a moment, until the kernel has taken it off its list.
+inline Census settled_census(const Census& want) {
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+  Census census = take_census();
+  while (!(census == want) && std::chrono::steady_clock::now() < until) {
+    std::this_thread::yield();
+    census = take_census();
+  }
+  return census;
+}
+
 inline std::ostream& operator<<(std::ostream& out, const Census& census) {
   return out << census.num_fds << " fds, " << census.num_threads << " threads, "
              << census.num_mappings << " windows, " << census.num_shm_files << " files in /dev/shm";
