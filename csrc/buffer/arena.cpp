@@ -135,7 +135,7 @@ std::shared_ptr<Block> Arena::make_block(const Extent& extent, BlockUse use) {
 }
 
 void Arena::drop(Block& block) {
-  if (block.num_bytes() == 0) return;
+  if (block.num_bytes() == 0 || ::getpid() != pid_) return;
   Pending pending{{block.offset(), block.num_bytes()}, {}, block.usable_from_};
   for (const auto& stream : block.streams_)
     pending.uses.push_back({stream, stream->record()});

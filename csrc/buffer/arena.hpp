@@ -6,6 +6,7 @@
 //   usable_from the issue number of the first operation whose kernel may publish it: 0 at once, and n + 2 for
 //               what combine n read or operation n left half written, since every rank has then left n
 // Thread safety: any thread may drop a block; blocks are taken by one call at a time.
+// In a forked child, which has no part in its parent's arena, dropping a block changes nothing.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +15,8 @@
 #include <mutex>
 #include <optional>
 #include <vector>
+
+#include <unistd.h>
 
 #include "device/device.hpp"
 #include "ep/buffer.hpp"
@@ -115,6 +118,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
                std::vector<std::shared_ptr<detail::EventImpl>>& waits);
   std::optional<Extent> pick(const Request& request);
 
+  const pid_t pid_ = ::getpid();
   const std::shared_ptr<void> window_;
   std::byte* const window_base_;
   const uint64_t num_bytes_;

@@ -6,6 +6,7 @@
 #include "common/math.hpp"
 #include "common/text.hpp"
 #include "ep/error.hpp"
+#include "fabric/group_interrupt.hpp"
 #include "kernels/params.hpp"
 
 namespace ep {
@@ -40,6 +41,7 @@ BufferImpl::BufferImpl(std::shared_ptr<Communicator> group,
     : group_(std::move(group)), next_sequence_(environment.first_sequence) {
   if (group_ == nullptr) throw InvalidArgument("group is null: Communicator::single() is one rank");
   const double timeout = bound_of(config.timeout_s, *group_);
+  const fabric::GroupInterrupt asking(*group_, config.interrupt);
   core_ = buffer::connect(*group_, config, environment, timeout);
   buffer::init_state(*core_, environment.first_sequence, nanoseconds(timeout));
   timeout_s_ = timeout;
@@ -106,9 +108,12 @@ buffer::Turns::Turn BufferImpl::enter() {
   raise_deferred();
   if (core_->needs_resync)
     throw Error("an earlier call failed on the way: resync() must come first");
-  if (last_event_.query())
-    next_sequence_ = core_->state.sequence;  // a second abort may have spent a turn unseen
+  count_unseen_turns();
   return turn;
+}
+
+void BufferImpl::count_unseen_turns() {
+  if (last_event_.query()) next_sequence_ = core_->state.sequence;
 }
 
 void BufferImpl::check() {

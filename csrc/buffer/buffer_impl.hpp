@@ -1,5 +1,5 @@
-// EPBuffer's inside.  One file per concern: dispatch.cpp, combine.cpp, lifecycle.cpp (abort, resync, close),
-// buffer_impl.cpp (what they share).
+// EPBuffer's inside.  One file per concern: dispatch.cpp, combine.cpp, lifecycle.cpp (abort, refuse, resync, close,
+// abandon), buffer_impl.cpp (what they share).
 #pragma once
 
 #include <array>
@@ -31,7 +31,9 @@ class BufferImpl {
   void check();
   void abort(std::string_view reason);
   uint64_t resync();
+  void refuse(Operation operation);
   void close() noexcept;
+  void abandon() noexcept;
 
   buffer::Core& core() const { return *core_; }
   const buffer::Settings& settings() const { return core_->settings; }
@@ -55,6 +57,8 @@ class BufferImpl {
   // The entry of every call: open, deferred faults raised, resync() not needed.
   buffer::Turns::Turn enter();
   void raise_deferred();
+  // A second abort may have spent a turn that the host has not counted.
+  void count_unseen_turns();
 
   // Runs `prepare`; when it throws, the peers hear of it in this turn, and the error goes on.
   template <typename Prepare>
@@ -82,6 +86,8 @@ class BufferImpl {
   // Waits for a synchronous call and raises what it must.
   void complete(const CallPtr& call, const Event& event);
   void set_abort(layout::Cause cause);
+  // Nothing of these is taken down while the process lives.
+  void keep_for_ever(const Stream& also) noexcept;
   // Spends a turn on the abort word unless an operation in flight has taken it; null: it has.
   CallPtr spend_abort();
 

@@ -137,8 +137,7 @@ kernels::DispatchParams BufferImpl::dispatch_params(const DispatchArgs& args,
 }
 
 bool BufferImpl::wants_window(const DispatchOptions& o) const {
-  const buffer::Settings& s = settings();
-  if (s.config.outputs != Outputs::kAuto) return s.config.outputs == Outputs::kWindow;
+  if (o.outputs != Outputs::kAuto) return o.outputs == Outputs::kWindow;
   // One more dispatch of this shape at 1.5x balanced load: B * K routes per rank.
   const uint64_t rows = uint64_t{o.max_tokens} * o.num_topk * 3 / 2;
   return core_->arena->largest_free() >= OutputLayout::make(o.shape, rows).num_bytes;

@@ -50,6 +50,7 @@ void resolve_sizes(const Settings& s, const DispatchArgs& args, DispatchOptions&
       choose("max_rows", args.max_rows, recorded([](const Header& x) { return x.max_rows; }), 0u);
   o.exact = choose("exact", args.exact, recorded([](const Header& x) { return x.exact; }),
                    o.max_rows == 0);
+  o.outputs = args.outputs.value_or(s.config.outputs);
   o.max_tokens =
       choose("max_tokens", args.max_tokens, recorded([](const Header& x) { return x.max_tokens; }),
              s.config.max_tokens_per_rank);

@@ -15,6 +15,7 @@ struct DispatchOptions {
   bool has_weights = false, new_weights = false;
   Layout layout = Layout::kRank;
   Quant quant = Quant::kNone;
+  Outputs outputs = Outputs::kAuto;
   uint32_t expert_alignment = 1, max_tokens = 0, max_rows = 0;
   uint32_t num_tokens = 0, num_topk = 0, num_columns = 0;      // T, K, H
   DType idx_dtype = DType::kInt64, x_dtype{}, scales_dtype{};  // of the outputs

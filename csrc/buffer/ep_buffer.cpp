@@ -82,8 +82,18 @@ void EPBuffer::abort(std::string_view reason) {
 uint64_t EPBuffer::resync() {
   return impl_->resync();
 }
+void EPBuffer::refuse(Operation operation) noexcept {
+  try {
+    impl_->refuse(operation);
+  } catch (const std::exception& error) {  // no thread or memory left
+    impl_->core().log(LogLevel::kWarning, str("refusing a call: ", error.what()));
+  }
+}
 void EPBuffer::close() noexcept {
   if (impl_) impl_->close();
+}
+void EPBuffer::abandon() noexcept {
+  if (impl_) impl_->abandon();
 }
 
 Memory EPBuffer::bytes_needed(const BufferConfig& config, uint32_t num_ranks) {

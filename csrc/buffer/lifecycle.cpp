@@ -1,10 +1,11 @@
-// abort, resync, close.
+// abort, refuse, resync, close, abandon.
 #include <algorithm>
 #include <cstring>
 
 #include "buffer/buffer_impl.hpp"
 #include "common/text.hpp"
 #include "ep/error.hpp"
+#include "fabric/group_interrupt.hpp"
 #include "kernels/params.hpp"
 
 namespace ep {
@@ -69,11 +70,24 @@ void BufferImpl::abort(std::string_view reason) {
   if (!core_->needs_resync) spend_abort();
 }
 
+void BufferImpl::refuse(Operation operation) {
+  if (closed_ || getpid() != pid_) return;
+  const auto turn = turns_->take({});
+  if (closed_ || core_->needs_resync) return;
+  count_unseen_turns();
+  refuse(operation == Operation::kDispatch ? OpKind::kDispatch : OpKind::kCombine,
+         Cause::kArguments, 0, 0);
+}
+
 uint64_t BufferImpl::resync() {
   if (closed_ || getpid() != pid_) throw Error("the buffer is closed");
-  const auto turn = turns_->take(settings().config.interrupt);
-  if (last_event_.impl())
-    last_event_.impl()->wait(device::kNoDeadline, {});  // bounded by its operations' deadlines
+  const std::function<bool()>& interrupt = settings().config.interrupt;
+  const auto turn = turns_->take(interrupt);
+  const fabric::GroupInterrupt asking(*group_, interrupt);
+  if (last_event_.impl()) {  // bounded by its operations' deadlines
+    const auto drained = last_event_.impl()->wait(device::kNoDeadline, group_->interrupt);
+    if (drained == device::WaitResult::kInterrupted) throw Interrupted("resync was interrupted");
+  }
   kernels::DeviceState& state = core_->state;
   std::vector<uint32_t> lost;
   for (uint32_t r = 0; r < settings().num_ranks; ++r) {
@@ -111,11 +125,7 @@ uint64_t BufferImpl::resync() {
 
 void BufferImpl::close() noexcept {
   if (closed_.exchange(true) || !core_) return;
-  if (getpid() != pid_) {  // the parent's threads do not exist here: leave everything as it is
-    new std::shared_ptr<buffer::Core>(core_);
-    new Stream(comm_stream_);
-    return;
-  }
+  if (getpid() != pid_) return keep_for_ever({});  // the parent's threads do not exist here
   try {
     const auto turn = turns_->take({});
     const CallPtr call = std::make_shared<Call>(core_, OpKind::kNone);
@@ -130,6 +140,26 @@ void BufferImpl::close() noexcept {
     core_->fabric->stop_watching();
   } catch (const std::exception& error) {
     core_->log(LogLevel::kWarning, str("closing: ", error.what()));
+  }
+}
+
+void BufferImpl::abandon() noexcept {
+  if (closed_.exchange(true) || !core_) return;
+  if (getpid() != pid_) return keep_for_ever({});
+  const auto turn =
+      turns_->try_take();  // without it another thread is in a call, and holds the stream
+  keep_for_ever(turn ? last_stream_ : Stream());
+}
+
+void BufferImpl::keep_for_ever(const Stream& also) noexcept {
+  struct Kept {
+    std::shared_ptr<buffer::Core> core;
+    Stream streams[2];
+    Kept* next;
+  };
+  static std::atomic<Kept*> all{nullptr};  // reachable: leak checkers see that it is meant
+  auto* kept = new Kept{core_, {comm_stream_, also}, all.load(std::memory_order_relaxed)};
+  while (!all.compare_exchange_weak(kept->next, kept)) {
   }
 }
 

@@ -35,6 +35,13 @@ bool Event::query() const {
   return impl_ == nullptr || impl_->query();
 }
 
+void Event::wait() const {
+  if (impl_ != nullptr &&
+      impl_->wait(device::kNoDeadline, impl_->interrupt) == device::WaitResult::kInterrupted) {
+    throw Interrupted("the wait for an event was interrupted");
+  }
+}
+
 void Event::synchronize(double timeout_s) const {
   if (impl_ == nullptr) return;
   switch (impl_->wait(deadline_after(timeout_s), impl_->interrupt)) {

@@ -36,7 +36,8 @@ class Fabric {
 // (a memfd, passed by descriptor) and between threads of one process (the same mapping).  Nothing is named
 // in a file system and nothing outlives the processes.  Pages are committed when first touched.
 // Throws Unsupported on every rank when the ranks are not all on one node (same kernel and network namespace),
-// CapacityError when the window cannot be made, Timeout or PeerLost when somebody does not come.
+// CapacityError when the window cannot be made, Timeout or PeerLost when somebody does not come,
+// Interrupted when the group's interrupt says so (PeerError on the others).
 std::unique_ptr<Fabric> connect_host(Communicator& group, uint64_t num_bytes, double timeout_s);
 
 }  // namespace ep::fabric

@@ -37,6 +37,7 @@ enum class Mode : uint8_t {
 enum class ScaleLayout : uint8_t { kRow, kCol, kColUe8m0x4, kSwizzle128x4 };
 enum class Overflow : uint8_t { kRaise, kDrop };
 enum class Ids : uint8_t { kLocal, kGlobal };
+enum class Operation : uint8_t { kDispatch, kCombine };
 
 inline constexpr uint32_t kMaxExtras = 8;
 
@@ -58,6 +59,7 @@ struct DispatchArgs {
   std::optional<Overflow> overflow{};          // Overflow::kRaise
   std::vector<Tensor> extras{};                // at most kMaxExtras, [T,...], rows contiguous
   std::optional<Ids> ids{};                    // Ids::kLocal
+  std::optional<Outputs> outputs{};            // the buffer's policy; a rank's own choice per call
   const Handle* handle = nullptr;              // replay
   std::vector<Event> wait_for{};
   Stream stream{};  // undefined: the buffer's own
@@ -178,7 +180,13 @@ class EPBuffer {
   void abort(
       std::string_view reason);  // not collective: peers' current or next call raises PeerError
   uint64_t resync();             // collective: required after Timeout or PeerLost
-  void close() noexcept;         // idempotent
+  // For bindings whose caller's arguments could not even be read: spends this rank's turn in the call that
+  // the others are making; they raise PeerError.  Without effect on a closed or broken buffer.
+  void refuse(Operation operation) noexcept;
+  void close() noexcept;  // idempotent
+  // For a process that is about to exit: no wait, nothing is unmapped or joined; the buffer is unusable
+  // afterwards.  Peers see the process leave (PeerLost), unless their calls need nothing more of it.
+  void abandon() noexcept;
 
  private:
   friend class BufferAccess;  // tests

@@ -28,6 +28,9 @@ class Communicator {
   // The bound of waits that the user gave this group, or a negative number for "none given".
   virtual double timeout_s() const { return -1.0; }
 
+  // Asked about every 50 ms while a call waits; true leaves the wait with Interrupted.
+  std::function<bool()> interrupt{};
+
   // One rank on its own.
   static std::shared_ptr<Communicator> single();
 
@@ -36,10 +39,12 @@ class Communicator {
 
   // Ranks as processes that meet at `address`, "host:port" or "[ipv6]:port", where rank 0 listens.
   // Port 0 is refused: every rank must know the port.  Throws Timeout when somebody does not come.
+  // `interrupt` is asked while they meet, and becomes the group's.
   static std::shared_ptr<Communicator> tcp(const std::string& address,
                                            uint32_t rank,
                                            uint32_t num_ranks,
-                                           double timeout_s = 60.0);
+                                           double timeout_s = 60.0,
+                                           std::function<bool()> interrupt = {});
 
   // Bring your own: `all_gather` gets this rank's bytes and returns everybody's (MPI_Allgatherv, a
   // key-value store...).

@@ -58,7 +58,8 @@ struct BufferConfig {
   // Empty: the library's own.  May throw std::bad_alloc (raised as CapacityError).
   std::function<std::shared_ptr<void>(uint64_t bytes)> allocator{};
   std::function<void(LogLevel, std::string_view)> log{};  // empty: silent
-  // Called about every 50 ms while the host waits; true leaves the wait with Interrupted.
+  // Called about every 50 ms while the host waits; true leaves the wait with Interrupted.  Also asked, in
+  // place of the group's, while ranks construct a buffer or resync() it.
   std::function<bool()> interrupt{};
   WaitPolicy wait_policy{};
 };

@@ -21,6 +21,8 @@ class Event {
 
   // Has the point been reached?  Does not block, does not raise.
   bool query() const;
+  // Blocks until the point is reached; raises no deferred fault.  Throws Interrupted only.
+  void wait() const;
   // Blocks until the point is reached; raises what the call behind it deferred.  A negative bound is
   // none.  Throws Timeout (without effect on the buffer) when `timeout_s` passes first.
   void synchronize(double timeout_s = -1.0) const;

@@ -15,7 +15,8 @@ namespace ep::device::host {
 // calls these threads wait with a Backoff, so a caller that keeps them busy makes no system call.
 //
 // The destructor runs what is queued and then ends the threads; on the worker's own thread (queued
-// work dropped the last reference) it returns at once and they end by themselves.  Work of another
+// work dropped the last reference) it returns at once and they end by themselves, and in a forked
+// child, where they do not exist, it leaves everything as it is.  Work of another
 // stream must not drop the last reference to a stream that waits for an event behind that work.
 class HostStream final : public detail::StreamImpl {
  public:

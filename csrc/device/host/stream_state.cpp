@@ -39,6 +39,7 @@ void StreamState::enqueue(const std::shared_ptr<StreamState>& self,
 }
 
 void StreamState::close() noexcept {
+  if (::getpid() != pid_) return;  // the mutex may be held by a thread that is not here
   {
     const std::lock_guard lock(mutex_);
     closing_.store(true, std::memory_order_release);

@@ -10,6 +10,8 @@
 #include <mutex>
 #include <thread>
 
+#include <unistd.h>
+
 #include "common/doorbell.hpp"
 #include "common/function_ref.hpp"
 #include "device/device.hpp"
@@ -37,7 +39,9 @@ struct StreamItem {
 //           done_doorbell_.
 // Readers:  the worker waits for `enqueued_` (acquire) without the mutex, waiters for `completed_`
 //           (acquire): they then see all that the items up to there wrote.
-// Lifetime: shared by the stream, its worker thread and its events; the last one frees it.
+// Lifetime: shared by the stream, its worker thread and its events; the last one frees it.  In a forked
+//           child the worker does not exist, but its share does: there a stream that has had work is
+//           never freed, and close() does nothing.
 class StreamState {
  public:
   StreamState() = default;
@@ -49,7 +53,8 @@ class StreamState {
   // under the mutex.  `self` is this object's owner, which the worker keeps.
   void enqueue(const std::shared_ptr<StreamState>& self, FunctionRef<void(StreamItem&)> fill);
 
-  // Ends the worker once the queue is empty, and waits for that, except on the worker's own thread.
+  // Ends the worker once the queue is empty, and waits for that, except on the worker's own thread; in a
+  // forked child there is none to end.
   // REQUIRES: the last call; nothing is queued afterwards.
   void close() noexcept;
 
@@ -74,6 +79,7 @@ class StreamState {
   StreamItem* last_ = nullptr;
   std::unique_ptr<StreamItem> spent_{};
   std::thread worker_{};
+  const pid_t pid_ = ::getpid();
   std::thread::id worker_id_{};  // written once, before enqueued_ leaves 0
 
   std::atomic<bool> closing_{false};

@@ -2,6 +2,7 @@
 
 #include "common/text.hpp"
 #include "ep/error.hpp"
+#include "fabric/group_interrupt.hpp"
 #include "fabric/host/verdict.hpp"
 
 namespace ep::fabric {
@@ -58,8 +59,16 @@ std::vector<Report> exchange(Communicator& group,
                              std::span<const std::byte> record,
                              const Failure& failure) {
   std::vector<Communicator::Bytes> by_rank;
+  std::function<bool()> leave;
+  if (failure.is_interrupt) leave = [] { return true; };
+  const GroupInterrupt asking(group, std::move(leave));
   try {
     by_rank = group.all_gather(encode(step, record, failure), step.timeout_s);
+  } catch (const PeerError&) {
+    // It has ended the step for all, and is why this rank lacks it.
+    if (failure.error && failure.health != Health::kLacksPeer)
+      std::rethrow_exception(failure.error);
+    throw;
   } catch (...) {
     // Peers may be gone just because of it.
     if (failure.error) std::rethrow_exception(failure.error);

@@ -26,6 +26,7 @@ struct Failure {
   Health health = Health::kGood;
   std::exception_ptr error{};
   std::string text{};
+  bool is_interrupt = false;  // this rank's user leaves: it waits for nobody any more
 };
 
 template <typename Work>
@@ -37,6 +38,8 @@ Failure failure_of(Work&& work) {
     return {Health::kLacksPeer, std::current_exception(), error.what()};
   } catch (const Timeout& error) {
     return {Health::kLacksPeer, std::current_exception(), error.what()};
+  } catch (const Interrupted& error) {
+    return {Health::kFailed, std::current_exception(), error.what(), true};
   } catch (const std::exception& error) {
     return {Health::kFailed, std::current_exception(), error.what()};
   }
@@ -71,7 +74,8 @@ struct Step {
 };
 
 // Collective: everybody's report, by rank, each with a record as long as `record`.  Throws what
-// all_gather throws (this rank's own failure first), and Desync when a peer is at another step.
+// all_gather throws (this rank's own failure first), and Desync when a peer is at another step.  A rank
+// that was interrupted tells it and does not wait.
 std::vector<Report> exchange(Communicator& group,
                              const Step& step,
                              std::span<const std::byte> record,

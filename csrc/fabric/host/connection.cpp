@@ -19,7 +19,7 @@ constexpr int kMaxChunksPerCall = 64;
 
 bool is_known(uint32_t kind) {
   return kind >= static_cast<uint32_t>(FrameKind::kHello) &&
-         kind <= static_cast<uint32_t>(FrameKind::kVerdict);
+         kind <= static_cast<uint32_t>(FrameKind::kInterrupt);
 }
 
 }  // namespace

@@ -29,6 +29,7 @@ enum class FrameKind : uint32_t {
   kAbandon = 5,       //    r      0       -: this rank's time is up in the round
   kResult = 6,        //    0      r       everybody's bytes of the round
   kVerdict = 7,  //    0      r       Verdict: every round up to this one that has no result failed
+  kInterrupt = 8,  //    r      0       -: this rank's user has left the round
 };
 
 struct FrameHeader {

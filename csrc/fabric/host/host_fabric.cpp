@@ -95,7 +95,7 @@ class SetUp {
       : group_(group),
         rank_(group.rank()),
         num_bytes_(num_bytes),
-        deadline_(timeout_s),
+        deadline_(timeout_s, group.interrupt),
         windows_(group.num_ranks()) {}
 
   std::unique_ptr<Fabric> run() {
@@ -168,7 +168,7 @@ class SetUp {
     std::vector<Link> links;
     if (!remote_.empty()) {
       const MeshRequest request{rank_, remote_, doors, file_.get()};
-      for (MeshPeer& peer : connect_mesh(request, *listener_, Deadline(step_s()))) {
+      for (MeshPeer& peer : connect_mesh(request, *listener_, deadline_.with(step_s()))) {
         windows_[peer.link.rank()] = map_window(peer.window_file, num_bytes_, rank_);
         links.push_back(std::move(peer.link));
       }

@@ -261,7 +261,7 @@ class Builder {
     for (const Fd& stranger : strangers_)
       fds.push_back({stranger.get(), POLLIN, 0});
     const double bound_s = must_retry ? kRetryS : probe_at_.remaining_s();
-    wait_ready(fds, Deadline(std::min(bound_s, deadline.remaining_s())));
+    wait_ready(fds, deadline, bound_s);
   }
 
   const MeshRequest& job_;

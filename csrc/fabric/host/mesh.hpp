@@ -76,7 +76,7 @@ struct MeshRequest {
 };
 
 // Connects to all remote ranks and swaps window files; the result is in the order of `remote`.
-// Throws Timeout, PeerLost, CapacityError.
+// Throws Timeout, PeerLost, CapacityError, Interrupted.
 std::vector<MeshPeer> connect_mesh(const MeshRequest& request,
                                    const MeshListener& listener,
                                    const Deadline& deadline);

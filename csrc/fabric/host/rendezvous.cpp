@@ -30,7 +30,12 @@ class Reception {
       hear_peers();
       if (missing().empty()) break;
       if (meeting_.deadline.passed()) fail({Cause::kTimeout, 0, missing()});
-      wait();
+      try {
+        wait();
+      } catch (...) {  // Interrupted, or what the interrupt itself threw
+        tell({Cause::kInterrupted, 0, {0}});
+        throw;
+      }
       accept_strangers();
       hear_strangers();
     }
@@ -117,15 +122,18 @@ class Reception {
   }
 
   void hear_peers() {
-    std::vector<uint32_t> lost;
+    std::vector<uint32_t> lost, interrupted;
     bool is_abandoned = false;
     for (uint32_t rank = 1; rank < peers_.size(); ++rank) {
       if (!peers_[rank]) continue;
       peers_[rank]->flush();
-      peers_[rank]->receive(
-          [&](Frame&&) { return is_abandoned = true; });  // nothing else to say yet
+      peers_[rank]->receive([&](Frame&& frame) {
+        if (frame.kind == FrameKind::kInterrupt) interrupted.push_back(rank);
+        return is_abandoned = true;  // nothing else to say yet
+      });
       if (peers_[rank]->is_closed()) lost.push_back(rank);
     }
+    if (!interrupted.empty()) fail({Cause::kInterrupted, 0, std::move(interrupted)});
     if (!lost.empty()) fail({Cause::kLost, 0, std::move(lost)});
     // With everybody here the meeting still fails: that rank has raised its Timeout or is about to.
     if (is_abandoned) {
@@ -135,8 +143,8 @@ class Reception {
     }
   }
 
-  // Tells everybody who has come, then raises it here.
-  [[noreturn]] void fail(const Verdict& verdict) {
+  // Everybody who has come.
+  void tell(const Verdict& verdict) {
     const auto payload = std::make_shared<const Communicator::Bytes>(encode(verdict));
     for (const auto& peer : peers_) {
       if (peer) peer->send(FrameKind::kVerdict, 0, payload);
@@ -144,6 +152,10 @@ class Reception {
     for (const auto& stranger : strangers_) {
       if (stranger) stranger->send(FrameKind::kVerdict, 0, payload);
     }
+  }
+
+  [[noreturn]] void fail(const Verdict& verdict) {
+    tell(verdict);
     raise(verdict, meeting_.place);
   }
 
@@ -167,7 +179,7 @@ class Guest {
         why_ = "what answers there closed the connection or speaks something else";
       }
       if (meeting_.deadline.passed()) raise({Cause::kTimeout, 0, {0}, why()}, meeting_.place);
-      wait_ready({}, Deadline(std::min(pause_s, meeting_.deadline.remaining_s())));
+      wait_ready({}, meeting_.deadline, pause_s);
       pause_s = std::min(2 * pause_s, 0.2);
     }
   }
@@ -178,7 +190,8 @@ class Guest {
     if (addresses.empty()) why_ = "the host name cannot be resolved for now";
     for (const SocketAddress& address : addresses) {
       int error = 0;
-      Fd fd = dial(address, Deadline(std::min(kDialS, meeting_.deadline.remaining_s())), error);
+      const double bound_s = std::min(kDialS, meeting_.deadline.remaining_s());
+      Fd fd = dial(address, meeting_.deadline.with(bound_s), error);
       if (fd) return fd;
       why_ = errno_text(error);
       if (error == EMFILE || error == ENFILE) throw descriptor_shortage(meeting_.place.rank, error);
@@ -215,10 +228,15 @@ class Guest {
         if (has_abandoned || !is_admitted) raise({Cause::kTimeout, 0, {0}, why()}, meeting_.place);
         has_abandoned = true;
         connection.send(FrameKind::kAbandon, 0);
-        deadline = Deadline(kVerdictGraceS);
+        deadline = deadline.with(kVerdictGraceS);
       }
       pollfd waiting{connection.fd(), connection.poll_events(), 0};
-      wait_ready({&waiting, 1}, deadline);
+      try {
+        wait_ready({&waiting, 1}, deadline);
+      } catch (...) {  // Interrupted, or what the interrupt itself threw
+        connection.send(FrameKind::kInterrupt, 0);
+        throw;
+      }
     }
   }
 

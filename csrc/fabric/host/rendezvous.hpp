@@ -6,7 +6,8 @@
 //                                     <----  Admitted
 //                                     <----  Welcome, once everybody is here (it listens no more),
 //                                            or Verdict: who is missing or lost, what differs
-//   Abandon when its time is up       ---->  ends the meeting for everybody
+//   Abandon when its time is up,      ---->  ends the meeting for everybody
+//   Interrupt when its user leaves
 //
 // Who connects and says something else, or nothing, is dropped; rank 0 keeps accepting.  A
 // connection that closes before Admitted is tried again; one that closes after it means that its

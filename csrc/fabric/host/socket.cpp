@@ -1,6 +1,8 @@
 #include "fabric/host/socket.hpp"
 
+#include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <memory>
 
@@ -190,9 +192,13 @@ Fd accept_from(int listener, uint32_t rank) {
   }
 }
 
-void wait_ready(std::span<pollfd> fds, const Deadline& deadline) {
-  if (::poll(fds.data(), fds.size(), deadline.poll_ms()) >= 0 || errno == EINTR) return;
-  throw Error(str("poll of ", fds.size(), " sockets failed: ", errno_text(errno)));
+void wait_ready(std::span<pollfd> fds, const Deadline& deadline, double at_most_s) {
+  const int bound_ms = static_cast<int>(std::ceil(at_most_s * 1e3));
+  const int timeout_ms = std::min(deadline.poll_ms(), bound_ms);
+  if (::poll(fds.data(), fds.size(), timeout_ms) < 0 && errno != EINTR) {
+    throw Error(str("poll of ", fds.size(), " sockets failed: ", errno_text(errno)));
+  }
+  deadline.ask();
 }
 
 }  // namespace ep::fabric

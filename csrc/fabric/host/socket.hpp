@@ -50,7 +50,8 @@ Fd accept_from(int listener, uint32_t rank);
 // What `rank` throws where a call failed with EMFILE or ENFILE.
 CapacityError descriptor_shortage(uint32_t rank, int error);
 
-// Poll until something is ready or the deadline has passed; a signal may end it early.
-void wait_ready(std::span<pollfd> fds, const Deadline& deadline);
+// Polls until something is ready, the deadline or `at_most_s` has passed, or the deadline's interrupt
+// is to be asked; a signal may end it early too.  Throws Interrupted.
+void wait_ready(std::span<pollfd> fds, const Deadline& deadline, double at_most_s = 1e6);
 
 }  // namespace ep::fabric

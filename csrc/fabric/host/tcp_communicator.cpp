@@ -3,16 +3,17 @@
 // Calls are numbered from 1 ("round"); call 0 is the meeting (rendezvous.hpp).
 //
 // State:    rank 0: the number of its call, and of every other rank the last call it contributed
-//           to, with the bytes, and whether it abandoned that call.  Rank r: the number of its
+//           to, with the bytes, and whether it abandoned that call, and why.  Rank r: the number of its
 //           call.
 // Writers:  rank r sends Contribution(k) when it enters call k; Abandon(k) when its time is up, and
-//           then waits kVerdictGraceS more.  Rank 0 sends Result(k) when all contributions of call
-//           k are there, or Verdict(f), f >= k, which ends every call up to f that has no result.
+//           then waits kVerdictGraceS more; or Interrupt(k) when its user leaves, and waits no
+//           more.  Rank 0 sends Result(k) when all contributions of call k are there, or
+//           Verdict(f), f >= k, which ends every call up to f that has no result.
 // Readers:  rank 0 ignores what is older than its call and keeps what is newer for the call it
 //           belongs to.  Rank r ignores results and verdicts of calls older than its own.
 // Pairing:  a result is sent only while nobody has abandoned the call, so either all ranks get it
 //           or none does (except for a rank that rank 0's answer does not reach in time).
-//           Whoever's time is up first ends the call for all.  A rank that comes too late for call
+//           Whoever's time is up, or user leaves, first ends the call for all.  A rank that comes too late for call
 //           k finds Verdict(f), raises PeerError once, however many calls it missed, and goes on at
 //           f + 1, where the others are.  If rank 0 is the late one, it finds the others' Abandon,
 //           sends the verdict for all calls they have given up, and goes on behind them.
@@ -76,7 +77,7 @@ class Hub final : public Communicator {
 
   std::vector<Bytes> all_gather(std::span<const std::byte> mine, double timeout_s) override {
     check_contribution(mine);
-    const Deadline deadline(timeout_s);
+    const Deadline deadline(timeout_s, interrupt);
     timeout_s_ = timeout_s;
     if (!lost_.empty()) raise({Cause::kLost, round_, lost_}, place());
     ++round_;
@@ -92,8 +93,9 @@ class Hub final : public Communicator {
  private:
   struct Peer {
     std::unique_ptr<Connection> connection{};
-    uint64_t round = 0;          // of its last contribution
-    bool has_abandoned = false;  // that round
+    uint64_t round = 0;           // of its last contribution
+    bool has_abandoned = false;   // that round
+    uint64_t interrupted_in = 0;  // the last round that its user left
     Bytes bytes{};
 
     bool gave_up_on(uint64_t k) const { return round > k || (round == k && has_abandoned); }
@@ -111,13 +113,21 @@ class Hub final : public Communicator {
       const bool gave_up =
           !ranks_where([&](const Peer& peer) { return peer.gave_up_on(round_); }).empty();
       if (missing.empty() && !gave_up) return;
+      std::vector<uint32_t> interrupted =
+          ranks_where([&](const Peer& peer) { return peer.interrupted_in >= round_; });
+      if (!interrupted.empty()) fail({Cause::kInterrupted, round_, std::move(interrupted)});
       if (gave_up || deadline.passed()) {
         // Who finds the call given up when it enters is late itself.
         const bool is_late = gave_up && (is_first_look || missing.empty());
         if (is_late) missing.insert(missing.begin(), 0);
         fail({Cause::kTimeout, round_, std::move(missing)});
       }
-      ready = wait(deadline);
+      try {
+        ready = wait(deadline);
+      } catch (...) {  // Interrupted, or what the interrupt itself threw
+        end_round({Cause::kInterrupted, round_, {0}});
+        throw;
+      }
     }
   }
 
@@ -125,7 +135,7 @@ class Hub final : public Communicator {
     for (Peer& peer : peers_) {
       if (peer.connection) peer.connection->send(FrameKind::kResult, round_, packed);
     }
-    const Deadline bound(std::max(deadline.remaining_s(), kVerdictGraceS));
+    const Deadline bound = deadline.with(std::max(deadline.remaining_s(), kVerdictGraceS));
     for (;;) {
       const std::vector<uint32_t> unsent = ranks_where([](Peer& peer) {
         peer.connection->flush();
@@ -146,14 +156,19 @@ class Hub final : public Communicator {
           peer.round = frame.round;
           peer.has_abandoned = false;
           peer.bytes = std::move(frame.payload);
-        } else if (frame.kind == FrameKind::kAbandon && frame.round == peer.round) {
+        } else if (frame.round == peer.round && is_farewell(frame.kind)) {
           peer.has_abandoned = true;
+          if (frame.kind == FrameKind::kInterrupt) peer.interrupted_in = frame.round;
         }
         return true;
       });
       const bool is_known = std::find(lost_.begin(), lost_.end(), rank) != lost_.end();
       if (peer.connection->is_closed() && !is_known) lost_.push_back(rank);
     }
+  }
+
+  static bool is_farewell(FrameKind kind) {
+    return kind == FrameKind::kAbandon || kind == FrameKind::kInterrupt;
   }
 
   template <typename Predicate>
@@ -182,7 +197,7 @@ class Hub final : public Communicator {
   }
 
   // Ends this call, and those that peers have given up since, for everybody.
-  [[noreturn]] void fail(Verdict verdict) {
+  void end_round(Verdict verdict) {
     for (const Peer& peer : peers_) {
       if (peer.gave_up_on(round_)) {
         verdict.round = std::max(verdict.round, peer.has_abandoned ? peer.round : peer.round - 1);
@@ -195,6 +210,10 @@ class Hub final : public Communicator {
       peer.connection->drop_unsent_verdicts();
       peer.connection->send(FrameKind::kVerdict, verdict.round, payload);
     }
+  }
+
+  [[noreturn]] void fail(const Verdict& verdict) {
+    end_round(verdict);
     raise(verdict, place());
   }
 
@@ -215,7 +234,7 @@ class Spoke final : public Communicator {
 
   std::vector<Bytes> all_gather(std::span<const std::byte> mine, double timeout_s) override {
     check_contribution(mine);
-    Deadline deadline(timeout_s);
+    Deadline deadline(timeout_s, interrupt);
     const Place place{rank_, num_ranks_, timeout_s, kPhase};
     if (!lost_.empty()) raise({Cause::kLost, round_, lost_}, place);
     hub_->send(FrameKind::kContribution, ++round_,
@@ -230,10 +249,15 @@ class Spoke final : public Communicator {
         if (has_abandoned) fail({Cause::kTimeout, round_, {0}}, place);
         has_abandoned = true;
         hub_->send(FrameKind::kAbandon, round_);
-        deadline = Deadline(kVerdictGraceS);
+        deadline = deadline.with(kVerdictGraceS);
       }
       pollfd waiting{hub_->fd(), hub_->poll_events(), 0};
-      wait_ready({&waiting, 1}, deadline);
+      try {
+        wait_ready({&waiting, 1}, deadline);
+      } catch (...) {  // Interrupted, or what the interrupt itself threw
+        hub_->send(FrameKind::kInterrupt, round_);
+        throw;
+      }
     }
   }
 
@@ -282,14 +306,22 @@ namespace ep {
 std::shared_ptr<Communicator> Communicator::tcp(const std::string& address,
                                                 uint32_t rank,
                                                 uint32_t num_ranks,
-                                                double timeout_s) {
+                                                double timeout_s,
+                                                std::function<bool()> interrupt) {
   fabric::check_ranks(rank, num_ranks);
   const fabric::Meeting meeting{fabric::parse_address(address),
                                 {rank, num_ranks, timeout_s, "connect"},
-                                fabric::Deadline(timeout_s)};
-  if (num_ranks == 1) return single();
-  if (rank == 0) return std::make_shared<fabric::Hub>(fabric::receive_ranks(meeting));
-  return std::make_shared<fabric::Spoke>(fabric::join_rank_0(meeting), rank, num_ranks);
+                                fabric::Deadline(timeout_s, interrupt)};
+  std::shared_ptr<Communicator> group;
+  if (num_ranks == 1) {
+    group = single();
+  } else if (rank == 0) {
+    group = std::make_shared<fabric::Hub>(fabric::receive_ranks(meeting));
+  } else {
+    group = std::make_shared<fabric::Spoke>(fabric::join_rank_0(meeting), rank, num_ranks);
+  }
+  group->interrupt = std::move(interrupt);
+  return group;
 }
 
 }  // namespace ep

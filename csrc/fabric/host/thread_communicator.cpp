@@ -3,7 +3,8 @@
 // State:    room: the open call and the ranks that left for good; call: who has contributed, and
 //           how it ended.
 // Writers:  a rank adds its bytes to the open call.  The last to come, or the first whose time is
-//           up, or a rank that leaves, ends the call for all and opens the next.
+//           up or whose user leaves, or a rank that leaves, ends the call for all and opens the
+//           next.
 // Readers:  the ranks that contributed to the call; they hold it, so its result stays until the
 //           last has it.
 // Pairing:  everything under the room's mutex, except that the bytes of a call that has ended are
@@ -14,6 +15,8 @@
 #include <condition_variable>
 #include <mutex>
 #include <optional>
+
+#include <unistd.h>
 
 #include "ep/communicator.hpp"
 #include "fabric/host/deadline.hpp"
@@ -59,6 +62,7 @@ struct Room {
   }
 
   const uint32_t num_ranks;
+  const pid_t owner_pid = ::getpid();
   std::mutex mutex;
   std::condition_variable changed;
   std::shared_ptr<Call> open;
@@ -72,6 +76,7 @@ class ThreadCommunicator final : public Communicator {
       : room_(std::move(room)), rank_(rank) {}
 
   ~ThreadCommunicator() override {
+    if (::getpid() != room_->owner_pid) return;  // a forked child leaves nobody
     const std::lock_guard lock(room_->mutex);
     room_->left.push_back(rank_);
     const std::vector<bool>& has_come = room_->open->has_come;
@@ -84,7 +89,7 @@ class ThreadCommunicator final : public Communicator {
 
   std::vector<Bytes> all_gather(std::span<const std::byte> mine, double timeout_s) override {
     fabric::check_contribution(mine);
-    const fabric::Deadline deadline(timeout_s);
+    const fabric::Deadline deadline(timeout_s, interrupt);
     const fabric::Place place{rank_, room_->num_ranks, timeout_s, "all_gather"};
     std::unique_lock lock(room_->mutex);
     if (!room_->left.empty()) raise(Verdict{Cause::kLost, room_->open->number, room_->left}, place);
@@ -97,7 +102,7 @@ class ThreadCommunicator final : public Communicator {
     call->bytes[rank_].assign(mine.begin(), mine.end());
     call->has_come[rank_] = true;
     if (call->missing().empty()) room_->end_open_call(std::nullopt);
-    room_->changed.wait_until(lock, deadline.at(), [&] { return call->has_ended; });
+    await_end(lock, *call, deadline);
     if (!call->has_ended) {
       room_->end_open_call(Verdict{Cause::kTimeout, call->number, call->missing()});
     }
@@ -107,6 +112,28 @@ class ThreadCommunicator final : public Communicator {
   }
 
  private:
+  // REQUIRES: `lock` holds the room's mutex; it does again at the end, also when this throws.
+  void await_end(std::unique_lock<std::mutex>& lock,
+                 const Call& call,
+                 const fabric::Deadline& deadline) {
+    while (!call.has_ended && !deadline.passed()) {
+      room_->changed.wait_until(lock, deadline.next_look(), [&] { return call.has_ended; });
+      if (call.has_ended) return;
+      // Without the mutex: it is the user's code, which may need a lock that another rank's thread has.
+      lock.unlock();
+      try {
+        deadline.ask();
+      } catch (...) {  // Interrupted, or what the interrupt itself threw
+        lock.lock();
+        if (!call.has_ended) {
+          room_->end_open_call(Verdict{Cause::kInterrupted, call.number, {rank_}});
+        }
+        throw;
+      }
+      lock.lock();
+    }
+  }
+
   std::shared_ptr<Room> room_;
   uint32_t rank_;
   uint64_t next_ = 1;  // the call it takes part in next

@@ -46,6 +46,12 @@ void raise(const Verdict& verdict, const Place& place) {
                      verdict.ranks);
     case Cause::kInvalid:
       throw InvalidArgument(str(place.phase, ": ", verdict.text));
+    case Cause::kInterrupted: {
+      const std::string reason = str("interrupted in call ", verdict.round);
+      throw PeerError(str(place.phase, ": ended by ", rank_list(verdict.ranks), ": ", reason,
+                          "; the next call can succeed"),
+                      verdict.ranks, reason);
+    }
   }
   throw Error(str(place.phase, ": unknown verdict"));
 }
@@ -71,7 +77,7 @@ std::optional<Verdict> decode(std::span<const std::byte> bytes,
   };
   if (bytes.size() < 2 * sizeof(uint32_t)) return std::nullopt;
   const uint32_t cause = word(0), count = word(1);
-  if (cause < 1 || cause > 3 || count > num_ranks) return std::nullopt;
+  if (cause < 1 || cause > 4 || count > num_ranks) return std::nullopt;
   const size_t text_at = (2 + size_t{count}) * sizeof(uint32_t);
   if (bytes.size() < text_at) return std::nullopt;
   Verdict verdict{static_cast<Cause>(cause), round};

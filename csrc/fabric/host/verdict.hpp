@@ -12,9 +12,10 @@
 namespace ep::fabric {
 
 enum class Cause : uint32_t {
-  kTimeout = 1,  // `ranks` did not come in time
-  kLost = 2,     // the connections to `ranks` broke
-  kInvalid = 3,  // arguments differ; `text` is the error
+  kTimeout = 1,      // `ranks` did not come in time
+  kLost = 2,         // the connections to `ranks` broke
+  kInvalid = 3,      // arguments differ; `text` is the error
+  kInterrupted = 4,  // the users of `ranks` left the call
 };
 
 struct Verdict {
@@ -31,7 +32,8 @@ struct Place {
   const char* phase;
 };
 
-// Timeout, PeerLost or InvalidArgument; PeerError for a rank that is itself one of the missing.
+// Timeout, PeerLost, InvalidArgument or (others were interrupted) PeerError; PeerError too for a rank that
+// is itself one of the missing.
 [[noreturn]] void raise(const Verdict& verdict, const Place& place);
 
 // The payload of a kVerdict frame.  decode() gives nothing for bytes that are not one.
