@@ -1,6 +1,69 @@
-"""MoE expert parallelism: dispatch tokens to the ranks of their experts, combine the results."""
+"""Dispatch and combine for mixture-of-experts layers with expert parallelism.
 
-from importlib.metadata import version as _version
+`EPBuffer` is the whole of it; `Communicator` says how ranks meet.  `ep.functional`, `ep.nn` and
+`ep.testing` are loaded when they are first named: the first two need torch.
+"""
 
-__version__ = _version("ep-moe")
-__all__ = ["__version__"]
+import importlib
+import importlib.metadata
+
+from ep import quant, routing
+from ep._C import CombineOutput, DispatchOutput, Event, Handle, Stream
+from ep.buffer import EPBuffer
+from ep.communicator import Communicator
+from ep.errors import (
+    CapacityError,
+    Desync,
+    Error,
+    InvalidArgument,
+    PeerError,
+    PeerLost,
+    Timeout,
+    Unsupported,
+)
+from ep.records import Memory, MemoryUse, RoutingLayout, Stats
+from ep.support import Support, supports
+
+__version__ = importlib.metadata.version("ep-moe")
+
+__all__ = [
+    "CapacityError",
+    "CombineOutput",
+    "Communicator",
+    "Desync",
+    "DispatchOutput",
+    "EPBuffer",
+    "Error",
+    "Event",
+    "Handle",
+    "InvalidArgument",
+    "Memory",
+    "MemoryUse",
+    "PeerError",
+    "PeerLost",
+    "RoutingLayout",
+    "Stats",
+    "Stream",
+    "Support",
+    "Timeout",
+    "Unsupported",
+    "__version__",
+    "quant",
+    "routing",
+    "supports",
+]
+
+_LAZY_MODULES = ("functional", "nn", "testing")
+_LAZY_NAMES = {"recompute_contexts": "functional"}
+
+
+def __getattr__(name: str):
+    if name in _LAZY_MODULES:
+        return importlib.import_module(f"ep.{name}")
+    if name in _LAZY_NAMES:
+        return getattr(importlib.import_module(f"ep.{_LAZY_NAMES[name]}"), name)
+    raise AttributeError(f"module 'ep' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *_LAZY_MODULES, *_LAZY_NAMES]
