@@ -98,11 +98,15 @@ void BufferImpl::raise_deferred() {
   }
 }
 
-buffer::Turns::Turn BufferImpl::enter() {
+void BufferImpl::require_open() const {
   if (getpid() != pid_) {
     throw Error("this buffer was made before fork(): a child's buffers are inert, make a new one");
   }
   if (closed_) throw Error("the buffer is closed");
+}
+
+buffer::Turns::Turn BufferImpl::enter() {
+  require_open();
   auto turn = turns_->take(settings().config.interrupt);
   if (closed_) throw Error("the buffer is closed");
   raise_deferred();

@@ -54,6 +54,8 @@ class BufferImpl {
     std::vector<std::shared_ptr<detail::EventImpl>> waits{};
   };
 
+  // Throws Error when the buffer is closed, or is another process's.
+  void require_open() const;
   // The entry of every call: open, deferred faults raised, resync() not needed.
   buffer::Turns::Turn enter();
   void raise_deferred();

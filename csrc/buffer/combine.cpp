@@ -234,7 +234,7 @@ CombineResult BufferImpl::combine(const CombineArgs& args) {
 }
 
 Tensor BufferImpl::expert_output(const Handle& handle, uint32_t hidden, DType dtype) {
-  if (closed_ || getpid() != pid_) throw Error("the buffer is closed");
+  require_open();
   const auto turn = turns_->take(settings().config.interrupt);
   buffer::check_handle(settings(), core_->buffer_id, handle);
   buffer::element_of(dtype, "dtype");

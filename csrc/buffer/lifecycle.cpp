@@ -66,6 +66,8 @@ void BufferImpl::abort(std::string_view reason) {
   if (closed_ || getpid() != pid_) return;
   write_reason(core_->header(settings().rank), reason);
   set_abort(Cause::kAborted);
+  if (turns_->is_mine())
+    return;  // in a signal handler: the call that it interrupted takes the abort
   const auto turn = turns_->take({});
   if (!core_->needs_resync) spend_abort();
 }
@@ -80,7 +82,7 @@ void BufferImpl::refuse(Operation operation) {
 }
 
 uint64_t BufferImpl::resync() {
-  if (closed_ || getpid() != pid_) throw Error("the buffer is closed");
+  require_open();
   const std::function<bool()>& interrupt = settings().config.interrupt;
   const auto turn = turns_->take(interrupt);
   const fabric::GroupInterrupt asking(*group_, interrupt);
@@ -124,6 +126,10 @@ uint64_t BufferImpl::resync() {
 }
 
 void BufferImpl::close() noexcept {
+  if (core_ && turns_->is_mine()) {
+    core_->log(LogLevel::kWarning, "close() in the middle of a call of the same thread: ignored");
+    return;
+  }
   if (closed_.exchange(true) || !core_) return;
   if (getpid() != pid_) return keep_for_ever({});  // the parent's threads do not exist here
   try {

@@ -1,8 +1,11 @@
 #include "interpreter.hpp"
 
+#include <atomic>
 #include <mutex>
 #include <utility>
 #include <vector>
+
+#include <unistd.h>
 
 namespace ep::python {
 
@@ -11,6 +14,7 @@ namespace {
 // Dropped by threads that do not hold the interpreter's lock.  Never destroyed: those threads may outlive
 // static destruction.
 struct Dropped {
+  std::atomic<bool> any{false};
   std::mutex mutex;
   std::vector<PyObject*> objects;
 };
@@ -21,14 +25,8 @@ Dropped& dropped() {
 }
 
 // By the interpreter's main thread, with its lock.
-int release_dropped(void*) {
-  std::vector<PyObject*> objects;
-  {
-    const std::lock_guard lock(dropped().mutex);
-    objects.swap(dropped().objects);
-  }
-  for (PyObject* const object : objects)
-    Py_DECREF(object);
+int release_pending(void*) {
+  release_dropped();
   return 0;
 }
 
@@ -41,12 +39,33 @@ void drop(PyObject* object) {
   {
     const std::lock_guard lock(dropped().mutex);
     dropped().objects.push_back(object);
+    dropped().any.store(true, std::memory_order_relaxed);
   }
-  // Refused when its queue is full: then whoever filled it is about to run.
-  (void)Py_AddPendingCall(&release_dropped, nullptr);
+  // For programs that make no more calls of ours.  Refused when the queue is full: one of them is ours, or
+  // the next call releases it.
+  (void)Py_AddPendingCall(&release_pending, nullptr);
 }
 
 }  // namespace
+
+void release_dropped() {
+  if (!dropped().any.load(std::memory_order_relaxed)) return;
+  std::vector<PyObject*> objects;
+  {
+    const std::lock_guard lock(dropped().mutex);
+    objects.swap(dropped().objects);
+    dropped().any.store(false, std::memory_order_relaxed);
+  }
+  for (PyObject* const object : objects)
+    Py_DECREF(object);
+}
+
+WithoutLock::~WithoutLock() {
+  if (state_ == nullptr) return;
+  while (!is_running())
+    ::pause();
+  PyEval_RestoreThread(state_);
+}
 
 std::shared_ptr<PyObject> share(py::object object) {
   return {object.release().ptr(), &drop};

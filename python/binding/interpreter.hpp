@@ -5,6 +5,8 @@
 #pragma once
 
 #include <memory>
+#include <type_traits>
+#include <utility>
 
 #include <pybind11/pybind11.h>
 
@@ -26,10 +28,28 @@ bool is_running();
 // whether an exception still has to spend the turn.
 uint64_t& turns_of_thread();
 
-// Runs `work` without the interpreter's lock.
+// Releases what other threads dropped.  REQUIRES: the interpreter's lock.
+void release_dropped();
+
+// Gives the interpreter's lock away for its lifetime.  When the interpreter went down meanwhile, the thread
+// stops for ever at the end: it has nowhere to return to, and the process is about to exit.  The thread that
+// takes the interpreter down keeps the lock: nobody else wants it any more.
+class WithoutLock {
+ public:
+  WithoutLock() : state_(is_running() ? PyEval_SaveThread() : nullptr) {}
+  ~WithoutLock();
+  WithoutLock(const WithoutLock&) = delete;
+  WithoutLock& operator=(const WithoutLock&) = delete;
+
+ private:
+  PyThreadState* const state_;
+};
+
+// Runs `work`, which may block, without the interpreter's lock.
 template <typename Work>
 auto without_lock(Work work) {
-  const py::gil_scoped_release released;
+  release_dropped();
+  const WithoutLock released;
   return work();
 }
 

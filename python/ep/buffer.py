@@ -302,7 +302,7 @@ class EPBuffer(Elastic):
             As dispatch.
         """
         options = given(locals())
-        refuse_gradients("combine", x=x, weights=weights, row_weights=row_weights)
+        refuse_gradients("combine", x=x, weights=weights, row_weights=row_weights, bias=bias)
         return self._core.combine(options)
 
     def expert_output(
@@ -341,7 +341,7 @@ class EPBuffer(Elastic):
 
     def abort(self, reason: str) -> None:
         """Ends all ranks' current or next call: PeerError with the reason.  Not collective."""
-        self._core.abort(reason)
+        self._core.abort(str.encode(reason, errors="replace"))  # it may quote a file name
 
     def resync(self) -> int:
         """Collective, required after Timeout or PeerLost: drops what is in flight.

@@ -75,7 +75,8 @@ std::shared_ptr<Window> map_window(const Fd& file, uint64_t num_bytes, uint32_t 
   void* base =
       ::mmap(nullptr, map_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file.get(), 0);
   if (base == MAP_FAILED) {
-    const std::string why = str("mmap: ", errno_text(errno));
+    const std::string why =
+        str(errno == ENOMEM ? "out of memory: " : "", "mmap: ", errno_text(errno));
     const uint64_t limit = soft_limit(RLIMIT_AS);
     throw no_window(rank, num_bytes, limit < num_bytes ? limit : 0, why);
   }
