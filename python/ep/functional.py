@@ -1,0 +1,252 @@
+"""Differentiable dispatch and combine for torch.
+
+The backward of a dispatch is a combine, with the weights' gradients as row_weights; that of a
+combine is a replayed dispatch.  So a backward pass is collective too:
+
+*Equal on all ranks*, beside what the calls themselves need: which of ``x``, ``topk_weights``,
+``weights``, ``bias`` and ``row_weights`` are given and which require grad, also with T = 0
+(``x.requires_grad_()`` helps there); and which tensors ``backward()`` starts from.  Free are the
+rows given to combine: a rank that received nothing may skip its experts, so long as ``x`` or
+``topk_weights`` of the dispatch require grad.  An output that nothing depends on has a gradient of
+zeros, and the collective is made all the same.
+
+*Order.*  Autograd takes what is ready in reverse order of creation, so the operations of one
+``backward()`` run in the reverse order of their calls, on every rank, where one thread made them
+and the tensors are on one device.  A combine also hangs on its dispatch, whatever its rows depend
+on.  Operations of different handles do not hang on each other: the graphs of two micro-batches
+could then not be walked backward one after the other.
+
+*Sizes.*  Gradients travel unquantised, in the dtype of ``x``: the buffer's ``hidden`` and
+``token_bytes`` must hold the rows given to combine, its ``output_bytes`` those given to dispatch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from ep import _C
+from ep import quant as _quant
+from ep._autograd import CombineCall, DispatchCall, Origin, straight_through
+from ep._calls import turn
+from ep.buffer import EPBuffer
+from ep.errors import InvalidArgument, Unsupported
+
+__all__ = ["CombineResult", "DispatchResult", "combine", "dispatch", "recompute_contexts"]
+
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def dispatch(
+    buf: EPBuffer,
+    x: torch.Tensor,
+    topk_idx: torch.Tensor | None = None,
+    topk_weights: torch.Tensor | None = None,
+    *,
+    outputs: str = "caller",
+    **options: Any,
+) -> DispatchResult:
+    """`EPBuffer.dispatch`, differentiable with respect to `x` and `topk_weights`.
+
+    Args:
+        buf: every rank makes the same calls; see the module's text.
+        x: [T,H] bf16, fp16 or fp32.  With ``quant`` gradients pass straight through the rounding:
+            read the rows with ``out.dequantize()``; out.x itself is fp8 and without gradient.
+        topk_idx: [T,K] int32 or int64, -1 = no expert.
+        topk_weights: [T,K] fp32, bf16 or fp16.
+        outputs: "caller", since saved activations belong to torch's allocator; "window" spares a
+            copy, and what the experts save for their backward then holds the arena.
+        **options: those of `EPBuffer.dispatch` except async_op and out.  With ``handle`` (a
+            replay) topk_idx is not given.
+
+    Returns:
+        A `DispatchResult`.  With grad mode on, its x requires grad where `x` does and its
+        topk_weights where `topk_weights` do; scales, extras and counts never do.
+
+    Raises:
+        InvalidArgument: async_op or out is given; x requires grad, but travels as opaque bytes;
+            scales or an extra require grad.  Otherwise as `EPBuffer.dispatch`.
+    """
+    options["outputs"] = outputs
+    with turn(buf, "dispatch"):
+        differentiable = _needs_grad(x, topk_weights)
+        _check_options(options, differentiable)
+        _check_cut_edges(x, options)
+        if not differentiable:
+            return DispatchResult(buf.dispatch(x, topk_idx, topk_weights, **options), x, options)
+        call = DispatchCall(buf, topk_idx, options)
+        rows, row_weights, token = call.apply(x, topk_weights)
+        call.out.handle._origin = Origin(token, row_weights, topk_weights)
+        return DispatchResult(call.out, x, options, rows, row_weights)
+
+
+def combine(
+    buf: EPBuffer,
+    x: torch.Tensor,
+    handle: _C.Handle,
+    *,
+    weights: torch.Tensor | None = None,
+    bias: torch.Tensor | Sequence[torch.Tensor] | None = None,
+    row_weights: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    **options: Any,
+) -> CombineResult:
+    """`EPBuffer.combine`, differentiable with respect to all tensors that it takes.
+
+    Args:
+        buf: every rank makes the same calls; see the module's text.
+        x: [N,H'] bf16, fp16 or fp32, H' at most the buffer's hidden.  Saved for the backward where
+            `weights` require grad.
+        handle: of the dispatch; ``out.handle`` of `dispatch`, on which the graph hangs.
+        weights: [T,K], layout "expert" only.  Where they are the very tensor that `dispatch` got
+            as topk_weights their gradient travels with the dispatch's own backward; another tensor
+            costs one more, small, collective there.
+        bias: up to two [T,H'].
+        row_weights: fp32 [N,K] (layout "rank") or [N] ("expert").
+        out_dtype: of the result; None: x's.
+        **options: those of `EPBuffer.combine` except async_op and out.
+
+    Returns:
+        A `CombineResult`: x [T,H'] and, with row_weights, topk_weights [T,K] fp32.
+
+    Raises:
+        InvalidArgument: async_op or out is given.  Otherwise as `EPBuffer.combine`.
+    """
+    options["out_dtype"] = out_dtype
+    with turn(buf, "combine"):
+        biases = () if bias is None else (bias,) if isinstance(bias, torch.Tensor) else tuple(bias)
+        origin: Origin | None = getattr(handle, "_origin", None)
+        token = None if origin is None else origin.token
+        differentiable = _needs_grad(token, x, weights, row_weights, *biases)
+        _check_options(options, differentiable)
+        call = CombineCall(buf, handle, weights, options)
+        if not differentiable:
+            return CombineResult(call.run(x, row_weights, biases))
+        rows, home = call.apply(origin, x, row_weights, biases)
+        return CombineResult(call.out, rows, home)
+
+
+def recompute_contexts() -> NoReturn:
+    """Reserved: contexts in which checkpointing replays handles instead of dispatching anew.
+
+    Raises Unsupported.  ``torch.utils.checkpoint.checkpoint(fn, x, use_reentrant=False)`` works
+    without: it repeats the forward's calls as new collectives during the backward, in the same
+    order on all ranks.
+    """
+    raise Unsupported(
+        "recompute_contexts is not supported by this version; plain "
+        "torch.utils.checkpoint.checkpoint(..., use_reentrant=False) is: it dispatches once more"
+    )
+
+
+class _Result:
+    """A frozen view of a buffer's result: its attributes, of which some are differentiable here."""
+
+    _base: Any
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._base, name)
+
+    def __setattr__(self, name: str, value: Any) -> NoReturn:
+        raise AttributeError(f"{type(self).__name__} is frozen: {name} cannot be set")
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dir(self._base)})
+
+
+class DispatchResult(_Result):
+    """What `dispatch` returns: all that `EPBuffer.dispatch` does, by the same names.
+
+    Attributes:
+        x: [N,H] rows; differentiable, unless quantised.
+        topk_weights: fp32 [N,K] (layout "rank") or [N] ("expert"); differentiable; None if none
+            were given.
+        handle: for `combine`; keeps the dispatch in the graph.
+    """
+
+    def __init__(
+        self,
+        base: _C.DispatchOutput,
+        source: torch.Tensor,
+        options: dict[str, Any],
+        rows: torch.Tensor | None = None,
+        topk_weights: torch.Tensor | None = None,
+    ) -> None:
+        quant = options.get("quant")
+        self.__dict__.update(
+            _base=base,
+            _dtype=source.dtype,
+            _quant=quant,
+            _edge=rows if quant is not None else None,
+            x=base.x if rows is None or quant is not None else rows,
+            topk_weights=base.topk_weights if topk_weights is None else topk_weights,
+        )
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The rows' values [N,H] in `dtype`; None: that of the x that was dispatched.
+
+        With quant: element times scale in fp32, rounded to `dtype`; the gradient passes to the
+        dispatched x as it is, as if nothing had been rounded.  Without quant: x.
+
+        Raises InvalidArgument when the rows are opaque bytes or have scales of the caller's own.
+        """
+        dtype = self._dtype if dtype is None else dtype
+        if self._quant is None:
+            if self.x.dtype not in _FLOATS or self.scales is not None:
+                raise InvalidArgument(
+                    f"the rows are {self.x.dtype} bytes of the caller's own meaning; only what "
+                    f"quant= made can be dequantised"
+                )
+            return self.x.to(dtype)
+        if self._edge is None:
+            return _quant.dequantize(self.x, self.scales, self._quant).to(dtype)
+        return straight_through(self._edge, self.x, self.scales, self._quant, dtype)
+
+
+class CombineResult(_Result):
+    """What `combine` returns: x [T,H'], topk_weights [T,K] or None, status [1], event."""
+
+    def __init__(
+        self,
+        base: _C.CombineOutput,
+        x: torch.Tensor | None = None,
+        topk_weights: torch.Tensor | None = None,
+    ) -> None:
+        self.__dict__.update(
+            _base=base,
+            x=base.x if x is None else x,
+            topk_weights=base.topk_weights if topk_weights is None else topk_weights,
+        )
+
+
+# --- what is checked here, since the buffer sees detached tensors ---------------------------------
+
+
+def _needs_grad(*tensors: Any) -> bool:
+    return torch.is_grad_enabled() and any(getattr(t, "requires_grad", False) for t in tensors)
+
+
+def _check_options(options: dict[str, Any], differentiable: bool) -> None:
+    if options.get("async_op"):
+        raise InvalidArgument(
+            "async_op=True: autograd runs on the calling thread's stream and would not wait for "
+            "the result's event; leave it out, or use EPBuffer's method under torch.no_grad()"
+        )
+    if differentiable and options.get("out") is not None:
+        raise InvalidArgument("out is given, but autograd needs results of its own: leave it out")
+
+
+def _check_cut_edges(x: Any, options: dict[str, Any]) -> None:
+    """No gradient may be lost silently."""
+    scales, extras = options.get("scales"), options.get("extras")
+    if _needs_grad(scales, *(extras if isinstance(extras, (list, tuple)) else [extras])):
+        raise InvalidArgument("scales and extras are not differentiable: give them detached")
+    if _needs_grad(x) and (scales is not None or x.dtype not in _FLOATS):
+        raise InvalidArgument(
+            f"x requires grad, but travels as opaque {x.dtype} bytes; gradients flow through "
+            f"bfloat16, float16 and float32 without scales: let quant= do the rounding"
+        )
