@@ -50,10 +50,7 @@ void Call::finish() {
 
 bool Call::has_unraised() const {
   if (!done() || raised_.load()) return false;
-  if (own_refusal_ != layout::Cause::kNone && ticket.fault.cause == own_refusal_ &&
-      ticket.fault.from_peer == 0) {
-    return false;
-  }
+  if (own_refusal_ != layout::Cause::kNone && ticket.fault.needs_resync == 0) return false;
   return ticket.fault.cause != layout::Cause::kNone || ticket.bad_ids.cause != layout::Cause::kNone;
 }
 

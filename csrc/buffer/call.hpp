@@ -33,7 +33,9 @@ class Call final : public device::Deferred {
   void raise_now();
   // Nobody will ask for the fault any more.
   void mark_raised() { raised_.store(true); }
-  // A turn that this rank spends on its own refusal: only another fault of it is news.
+  // A turn that this rank spends on its own refusal: its user has heard of this call.  Another rank's refusal or
+  // abort in the same turn is no news, or the next call would raise without spending a turn; what needs
+  // resync() is.
   void set_own_refusal(layout::Cause cause) { own_refusal_ = cause; }
 
  private:

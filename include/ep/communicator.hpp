@@ -28,7 +28,8 @@ class Communicator {
   // The bound of waits that the user gave this group, or a negative number for "none given".
   virtual double timeout_s() const { return -1.0; }
 
-  // Asked about every 50 ms while a call waits; true leaves the wait with Interrupted.
+  // Asked about every 50 ms while a call waits; true leaves the call with Interrupted, and the others with
+  // PeerError.  A callbacks() group does not ask: its callback does the waiting.
   std::function<bool()> interrupt{};
 
   // One rank on its own.

@@ -1,4 +1,5 @@
 // Dispatch with exact sizes: rows, order, metadata and counts against the oracle, to the bit.
+#include <cstring>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -210,6 +211,62 @@ TEST(Dispatch, OutputsInTheCallersMemory) {
                 {.adapt = [&](BufferConfig& config) { config.outputs = outputs; }});
     }
   }
+}
+
+// What one rank says for one call goes before its buffer's policy, which stays what it was.
+TEST(Dispatch, OutputsOfOneCall) {
+  for (const Outputs policy : {Outputs::kCaller, Outputs::kWindow}) {
+    for (const bool exact : {true, false}) {
+      const Trip trip =
+          make_trip({.num_tokens = {6, 9}, .num_experts = 8, .num_topk = 3, .hidden = 16});
+      const bool says_window = policy == Outputs::kCaller;
+      run_threads(2, [&](std::shared_ptr<Communicator> group) {
+        BufferConfig config = config_for({&trip, 1});
+        config.outputs = policy;
+        EPBuffer buffer(group, config);
+        const uint32_t rank = buffer.rank();
+        DispatchArgs args = dispatch_args(trip, rank);
+        args.exact = exact;
+        for (const uint64_t before : {0u, 2u}) {
+          if (rank == 0) args.outputs = says_window ? Outputs::kWindow : Outputs::kCaller;
+          const DispatchResult said = buffer.dispatch(args);
+          said.event.synchronize();
+          EXPECT_EQ(buffer.memory().used != 0, (rank == 0) == says_window);
+          args.outputs.reset();
+          const DispatchResult plain = buffer.dispatch(args);
+          const uint64_t more = before / 2 + 1, all = before + 2;
+          const Stats stats = buffer.stats();
+          EXPECT_EQ(stats.window_outputs, rank == 0 ? more : (says_window ? 0 : all));
+          EXPECT_EQ(stats.caller_outputs, rank == 0 ? more : (says_window ? all : 0));
+        }
+      });
+    }
+  }
+}
+
+TEST(Dispatch, CallersOutputsSurviveLaterCalls) {
+  const std::vector<Trip> trips = make_trips(
+      {{.num_tokens = {6, 9}, .num_experts = 8, .num_topk = 3, .hidden = 16},
+       {.num_tokens = {9, 6}, .num_experts = 8, .num_topk = 3, .hidden = 16, .seed = 2}});
+  run_threads(2, [&](std::shared_ptr<Communicator> group) {
+    BufferConfig config = config_for(trips);
+    config.outputs = Outputs::kWindow;
+    EPBuffer buffer(group, config);
+    const uint32_t rank = buffer.rank();
+    DispatchArgs args = dispatch_args(trips[0], rank);
+    args.outputs = Outputs::kCaller;
+    const DispatchResult kept = buffer.dispatch(args);
+    EXPECT_EQ(buffer.memory().used, 0u);
+    for (uint32_t i = 0; i < 4; ++i) {  // in the memory where the rows of `kept` came to
+      const DispatchResult later = buffer.dispatch(dispatch_args(trips[1], rank));
+      group->all_gather({}, 30.0);
+      std::memset(later.x.data, 0x5A, static_cast<size_t>(later.x.shape[0]) * 32);
+      group->all_gather({}, 30.0);
+    }
+    expect_received(trips[0].sent.ranks[rank], trips[0].rules, rank, kept);
+    expect_combined(trips[0].back[rank], rank,
+                    buffer.combine(combine_args(trips[0], rank, kept.handle)));
+  });
 }
 
 TEST(Dispatch, MoreWorkersThanTokens) {  // user reports A6, G9: extreme numbers of workers

@@ -1,4 +1,5 @@
 // Streams, events and threads: what is ordered, what waits for whom, and what never waits.
+#include <atomic>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -224,6 +225,56 @@ TEST(Streams, WaitForOrdersTheInputs) {
     used.shape[0] = static_cast<int64_t>(trip.sent.ranks[rank].num_rows);
     EXPECT_EQ(difference({rank, "x"}, used, trip.sent.ranks[rank].x), "");
   });
+}
+
+// An event orders with wait() and raises with synchronize(), once.
+TEST(Streams, WaitingForAnEventRaisesNothing) {
+  const Trip trip = plain_trip(2);
+  Gate ended;
+  Event().wait();
+  with_buffers(trip, [&](EPBuffer& buffer) {
+    const uint32_t rank = buffer.rank();
+    if (rank == 1) ended.wait();
+    const DispatchResult sent = buffer.dispatch(async_args(trip, rank, false));
+    if (rank == 0) {
+      await_entered(buffer, 0, 1);
+      EXPECT_FALSE(sent.event.query());
+      buffer.abort("enough");
+      ended.open();
+    }
+    for (uint32_t i = 0; i < 2; ++i)
+      EXPECT_NO_THROW(sent.event.wait());
+    EXPECT_TRUE(sent.event.query());
+    EXPECT_NE(value_of(sent.status), 0);
+    expect_text(caught<PeerError>([&] { sent.event.synchronize(); }), {"enough"});
+    EXPECT_NO_THROW(sent.event.synchronize());
+    const DispatchResult good = buffer.dispatch(async_args(trip, rank, true));
+    good.event.wait();
+    EXPECT_EQ(value_of(good.status), 0);
+    expect_received(trip.sent.ranks[rank], trip.rules, rank, good);
+  });
+}
+
+TEST(Streams, AnInterruptLeavesTheWaitForAnEvent) {
+  const Trip trip = plain_trip(2);
+  std::atomic<bool> asked{false};
+  Gate left;
+  with_buffers(
+      trip,
+      [&](EPBuffer& buffer) {
+        if (buffer.rank() == 1) left.wait();
+        const DispatchResult sent = buffer.dispatch(async_args(trip, buffer.rank(), false));
+        if (buffer.rank() == 0) {
+          asked = true;
+          EXPECT_THROW(sent.event.wait(), Interrupted);
+          left.open();
+        }
+        sent.event.synchronize();  // the call itself goes on
+        EXPECT_EQ(value_of(sent.status), 0);
+      },
+      [&](BufferConfig& config, uint32_t rank) {
+        if (rank == 0) config.interrupt = [&] { return asked.exchange(false); };
+      });
 }
 
 // Inputs may be overwritten behind inputs_done; the handle and what was sent keep the old ones.

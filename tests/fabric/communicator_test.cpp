@@ -145,6 +145,62 @@ TEST_P(AnyCommunicator, LateRankNeedNotCatchUpWhileOthersWait) {
   }
 }
 
+// One rank's user leaves the call: whoever waits in it, or comes to it later, hears of that, and the
+// next call is good for all.
+TEST_P(AnyCommunicator, InterruptEndsTheCallForAll) {
+  for (const uint32_t user : {0u, 1u, 2u}) {
+    std::vector<Comm> group = make(3);
+    const uint32_t late = (user + 1) % 3;
+    std::barrier has_left(2);
+    run_threads(3, [&](uint32_t rank) {
+      expect_good_round(*group[rank]);
+      if (rank == user) {
+        group[rank]->interrupt = [] { return true; };
+        const auto start = std::chrono::steady_clock::now();
+        EXPECT_THROW(group[rank]->all_gather(bytes_of_text("user"), kLongS), Interrupted);
+        EXPECT_LT(seconds_since(start), 0.1 + kMarginS);
+        group[rank]->interrupt = nullptr;
+        has_left.arrive_and_wait();
+      } else {
+        if (rank == late) has_left.arrive_and_wait();
+        try {
+          group[rank]->all_gather(bytes_of_text("other"), kLongS);
+          ADD_FAILURE() << "rank " << rank << ": no PeerError";
+        } catch (const PeerError& error) {
+          EXPECT_EQ(error.peers, std::vector<uint32_t>{user});
+          EXPECT_TRUE(contains(error.reason, "interrupted"));
+        }
+      }
+      expect_good_round(*group[rank]);
+      gather_many(*group[rank], 5);
+    });
+  }
+}
+
+TEST_P(AnyCommunicator, InterruptIsAskedAboutEvery50Ms) {
+  std::vector<Comm> group = make(2);
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    uint32_t num_asked = 0;
+    group[rank]->interrupt = [&] { return ++num_asked > 1000; };
+    EXPECT_THROW(group[rank]->all_gather({}, kShortS), Timeout);
+    EXPECT_GE(num_asked, 1u);
+    EXPECT_LE(num_asked, 20u);  // also while it waits for rank 0 to say who was missing
+    group[rank]->interrupt = nullptr;
+    group = make(2);
+  }
+}
+
+TEST_P(AnyCommunicator, InterruptThatThrowsLeavesLikeOne) {
+  std::vector<Comm> group = make(2);
+  for (const uint32_t user : {0u, 1u}) {
+    group[user]->interrupt = []() -> bool { throw std::runtime_error("the user's"); };
+    EXPECT_THROW(group[user]->all_gather({}, kLongS), std::runtime_error);
+    group[user]->interrupt = nullptr;
+    EXPECT_THROW(group[1 - user]->all_gather({}, kLongS), PeerError);
+    run_threads(2, [&](uint32_t rank) { expect_good_round(*group[rank]); });
+  }
+}
+
 TEST_P(AnyCommunicator, RankThatLeavesIsLostForEverybody) {
   for (const uint32_t leaver : {0u, 2u}) {
     std::vector<Comm> group = make(3);

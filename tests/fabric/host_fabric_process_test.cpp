@@ -67,6 +67,58 @@ TEST(HostFabricProcesses, MixWithThreads) {
   });
 }
 
+// A communicator that does something behind its second call: the set-up has its windows then, and the
+// ranks go on to connect.
+class Paced final : public Communicator {
+ public:
+  Paced(Comm comm, std::function<void()> after_second)
+      : comm_(std::move(comm)), after_second_(std::move(after_second)) {}
+  uint32_t rank() const override { return comm_->rank(); }
+  uint32_t num_ranks() const override { return comm_->num_ranks(); }
+  std::vector<Bytes> all_gather(std::span<const std::byte> mine, double timeout_s) override {
+    comm_->interrupt = interrupt;
+    std::vector<Bytes> all = comm_->all_gather(mine, timeout_s);
+    if (++num_calls_ == 2) after_second_();
+    return all;
+  }
+
+ private:
+  Comm comm_;
+  std::function<void()> after_second_;
+  uint32_t num_calls_ = 0;
+};
+
+// Rank 1 hangs where it should connect, and the user of rank 0 has enough.
+TEST(HostFabricProcesses, InterruptLeavesTheMesh) {
+  const Port port;
+  const Signal left;
+  run_processes(2, [&](uint32_t rank) {
+    std::atomic<bool> impatient{false};
+    Paced comm(meet(port, rank, 2), [&] {
+      if (rank == 0) impatient = true;
+      if (rank == 1) left.wait();
+    });
+    if (rank == 1) {
+      try {
+        connect_host(comm, kWindowBytes, kLongS);
+        ADD_FAILURE() << "no PeerError";
+      } catch (const PeerError& error) {
+        EXPECT_EQ(error.peers, std::vector<uint32_t>{0});
+        EXPECT_TRUE(contains(error.what(), "interrupted"));
+      }
+    } else {
+      comm.interrupt = [&] { return impatient.exchange(false); };
+      const auto start = std::chrono::steady_clock::now();
+      EXPECT_THROW(connect_host(comm, kWindowBytes, kLongS), Interrupted);
+      EXPECT_LT(seconds_since(start), 0.2 + kMarginS);
+      EXPECT_FALSE(comm.interrupt());
+      left.signal();
+    }
+    const std::unique_ptr<Fabric> fabric = connect_host(comm, kWindowBytes, kLongS);
+    expect_shared(comm, *fabric);
+  });
+}
+
 TEST(HostFabricProcesses, TwoJobsAtOnceNeverMeet) {
   const Port ports[2];
   run_processes(4, [&](uint32_t i) {

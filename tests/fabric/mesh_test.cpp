@@ -119,6 +119,24 @@ TEST(Mesh, WrongSecretIsNotAPeer) {
   EXPECT_EQ(done, std::vector<bool>(3, false));
 }
 
+// A peer that does not come, and one that connects and says nothing.
+TEST(Mesh, InterruptLeavesTheWait) {
+  for (const uint32_t rank : {0u, 1u}) {
+    const MeshListener mine(rank), theirs(1 - rank);
+    std::vector<Door> doors{mine.door(), theirs.door()};
+    if (rank == 1) std::swap(doors[0], doors[1]);
+    const Fd file = create_window_file(kWindowBytes, rank), stranger = dial_door(mine.door());
+    const std::vector<uint32_t> remote{1 - rank};
+    const MeshRequest request{rank, remote, doors, file.get()};
+    uint32_t num_asked = 0;
+    const Deadline deadline(kLongS, [&] { return ++num_asked == 3; });
+    const auto start = std::chrono::steady_clock::now();
+    EXPECT_THROW(connect_mesh(request, mine, deadline), Interrupted);
+    EXPECT_EQ(num_asked, 3u);
+    EXPECT_LT(seconds_since(start), 0.2 + kMarginS);
+  }
+}
+
 TEST(Mesh, TokensDiffer) {
   EXPECT_NE(random_token(), random_token());
 }

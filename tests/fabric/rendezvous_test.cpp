@@ -1,6 +1,9 @@
 // How ranks meet over TCP, and who is kept out.
 #include "fabric/host/rendezvous.hpp"
 
+#include <atomic>
+#include <optional>
+
 #include <gtest/gtest.h>
 
 #include "ep/communicator.hpp"
@@ -48,6 +51,34 @@ TEST(TcpMeeting, WithoutRank0AllNameIt) {
   });
 }
 
+constexpr auto kYes = [] { return true; };
+
+TEST(TcpMeeting, InterruptLeavesWhenNobodyComes) {
+  const Port port;
+  for (const uint32_t rank : {0u, 1u}) {
+    const auto start = std::chrono::steady_clock::now();
+    EXPECT_THROW(Communicator::tcp(port.address(), rank, 2, kLongS, kYes), Interrupted);
+    EXPECT_LT(seconds_since(start), 0.1 + kMarginS);
+  }
+  EXPECT_THROW(Communicator::tcp(port.address(), 0, 2, kShortS, [] { return false; }), Timeout);
+}
+
+TEST(TcpMeeting, ItsInterruptBecomesTheGroups) {
+  const Port port;
+  Comm group[2];
+  run_threads(2, [&](uint32_t rank) {
+    std::atomic<bool> impatient{false};
+    Comm& comm = group[rank];
+    comm = Communicator::tcp(port.address(), rank, 2, kLongS, [&] { return impatient.load(); });
+    expect_text_rounds(*comm, "job", 3);
+    if (rank == 0) {
+      impatient = true;
+      EXPECT_THROW(comm->all_gather({}, kLongS), Interrupted);
+    }
+  });
+  EXPECT_TRUE(Communicator::tcp(port.address(), 0, 1, kLongS, kYes)->interrupt());
+}
+
 TEST(TcpMeeting, DifferentNumbersOfRanksAreRefusedOnBothEnds) {
   const Port port;
   run_threads(2, [&](uint32_t i) {
@@ -80,20 +111,29 @@ TEST(TcpMeeting, PortOfAnotherJobIsRefusedAtOnce) {
   EXPECT_THROW(Communicator::tcp(port.address(), 0, 2, kLongS), InvalidArgument);
 }
 
-// Says hello as rank 1 of 3 and hangs up once rank 0 has admitted it.
-void join_as_rank_1(const Port& port) {
-  Connection connection(dial_port(port));
-  const uint32_t hello[3] = {1, 1, 3};  // version, rank, num_ranks
-  const std::span<const std::byte> bytes = std::as_bytes(std::span(hello));
-  connection.send(FrameKind::kHello, 0, std::make_shared<const Bytes>(bytes.begin(), bytes.end()));
-  bool is_admitted = false;
-  while (!is_admitted && !connection.is_closed()) {
+// Waits for a frame of `kind`; empty when the connection closes before.
+std::optional<Frame> await_frame(Connection& connection, FrameKind kind) {
+  std::optional<Frame> found;
+  while (!found && !connection.is_closed()) {
     pollfd waiting{connection.fd(), POLLIN, 0};
     wait_ready({&waiting, 1}, Deadline(kLongS));
-    connection.receive(
-        [&](Frame&& frame) { return is_admitted = frame.kind == FrameKind::kAdmitted; });
+    connection.receive([&](Frame&& frame) {
+      if (frame.kind == kind) found = std::move(frame);
+      return !found;
+    });
   }
-  EXPECT_TRUE(is_admitted);
+  return found;
+}
+
+// Rank 1 of 3, whom rank 0 has admitted.
+std::unique_ptr<Connection> join_as_rank_1(const Port& port) {
+  auto connection = std::make_unique<Connection>(dial_port(port));
+  connection->set_max_payload(1000);
+  const uint32_t hello[3] = {1, 1, 3};  // version, rank, num_ranks
+  const std::span<const std::byte> bytes = std::as_bytes(std::span(hello));
+  connection->send(FrameKind::kHello, 0, std::make_shared<const Bytes>(bytes.begin(), bytes.end()));
+  EXPECT_TRUE(await_frame(*connection, FrameKind::kAdmitted));
+  return connection;
 }
 
 TEST(TcpMeeting, RankThatDiesBeforeAllHaveComeIsLost) {
@@ -109,6 +149,65 @@ TEST(TcpMeeting, RankThatDiesBeforeAllHaveComeIsLost) {
     } catch (const PeerLost& error) {
       EXPECT_EQ(error.peers, std::vector<uint32_t>{1});
     }
+  });
+}
+
+TEST(TcpMeeting, InterruptOfRank0IsToldToThoseWhoHaveCome) {
+  const Port port;
+  std::atomic<bool> impatient{false};
+  run_threads(2, [&](uint32_t rank) {
+    if (rank == 0) {
+      EXPECT_THROW(
+          Communicator::tcp(port.address(), 0, 3, kLongS, [&] { return impatient.load(); }),
+          Interrupted);
+      return;
+    }
+    const auto connection = join_as_rank_1(port);
+    impatient = true;
+    const std::optional<Frame> frame = await_frame(*connection, FrameKind::kVerdict);
+    ASSERT_TRUE(frame);
+    const std::optional<Verdict> verdict = decode(frame->payload, 0, 3);
+    ASSERT_TRUE(verdict);
+    EXPECT_EQ(verdict->cause, Cause::kInterrupted);
+    EXPECT_EQ(verdict->ranks, std::vector<uint32_t>{0});
+  });
+}
+
+TEST(TcpMeeting, InterruptOfAnotherRankEndsTheMeeting) {
+  const Port port;
+  run_threads(2, [&](uint32_t rank) {
+    if (rank == 1) {
+      join_as_rank_1(port)->send(FrameKind::kInterrupt, 0);
+      return;
+    }
+    try {
+      Communicator::tcp(port.address(), 0, 3, kLongS);
+      ADD_FAILURE() << "no PeerError";
+    } catch (const PeerError& error) {
+      EXPECT_EQ(error.peers, std::vector<uint32_t>{1});
+      EXPECT_TRUE(contains(error.reason, "interrupted"));
+    }
+  });
+}
+
+TEST(TcpMeeting, AnotherRankTellsItsInterrupt) {
+  const Port port;
+  const std::vector<Fd> listeners = listen_at(parse_address(port.address()));
+  std::atomic<bool> impatient{false};
+  run_threads(2, [&](uint32_t rank) {
+    if (rank == 1) {
+      EXPECT_THROW(
+          Communicator::tcp(port.address(), 1, 3, kLongS, [&] { return impatient.load(); }),
+          Interrupted);
+      return;
+    }
+    pollfd waiting{listeners[0].get(), POLLIN, 0};
+    wait_ready({&waiting, 1}, Deadline(kLongS));
+    Connection connection(accept_from(listeners[0].get(), 0));
+    connection.set_max_payload(1000);
+    connection.send(FrameKind::kAdmitted, 0);
+    impatient = true;
+    EXPECT_TRUE(await_frame(connection, FrameKind::kInterrupt));
   });
 }
 

@@ -3,8 +3,8 @@
 // Calls are numbered from 1 ("round"); call 0 is the meeting (rendezvous.hpp).
 //
 // State:    rank 0: the number of its call, and of every other rank the last call it contributed
-//           to, with the bytes, and whether it abandoned that call, and why.  Rank r: the number of its
-//           call.
+//           to, with the bytes, whether it abandoned that call, and the last call that its user
+//           left.  Rank r: the number of its call.
 // Writers:  rank r sends Contribution(k) when it enters call k; Abandon(k) when its time is up, and
 //           then waits kVerdictGraceS more; or Interrupt(k) when its user leaves, and waits no
 //           more.  Rank 0 sends Result(k) when all contributions of call k are there, or
@@ -12,10 +12,10 @@
 // Readers:  rank 0 ignores what is older than its call and keeps what is newer for the call it
 //           belongs to.  Rank r ignores results and verdicts of calls older than its own.
 // Pairing:  a result is sent only while nobody has abandoned the call, so either all ranks get it
-//           or none does (except for a rank that rank 0's answer does not reach in time).
-//           Whoever's time is up, or user leaves, first ends the call for all.  A rank that comes too late for call
-//           k finds Verdict(f), raises PeerError once, however many calls it missed, and goes on at
-//           f + 1, where the others are.  If rank 0 is the late one, it finds the others' Abandon,
+//           or none does (except for a rank that rank 0's answer does not reach in time, or before
+//           its user leaves).  Whoever's time is up, or user leaves, first ends the call for all.
+//           A rank that comes too late for call k finds Verdict(f), raises PeerError once, however
+//           many calls it missed, and goes on at f + 1, where the others are.  If rank 0 is the late one, it finds the others' Abandon,
 //           sends the verdict for all calls they have given up, and goes on behind them.
 //           Contributions are therefore never paired across different calls.
 // Invariant: one contribution per rank is kept, and at most one result and one verdict wait to be
