@@ -1,5 +1,6 @@
 #include "arguments.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <string_view>
@@ -200,6 +201,17 @@ std::vector<Tensor> read_tensors(py::handle value, const char* name, bool values
     tensors.push_back(read_tensor(value, name, values));
   }
   return tensors;
+}
+
+void Given::require_all_read(const char* operation) const {
+  if (all_read()) return;
+  for (const auto& [key, value] : options_) {
+    const auto name = key.cast<std::string>();
+    if (std::find(read_.begin(), read_.begin() + num_read_, name) == read_.begin() + num_read_) {
+      throw py::type_error(std::string(operation) + "() got an unexpected keyword argument '" +
+                           name + "'");
+    }
+  }
 }
 
 BufferConfig read_config(const py::dict& options) {

@@ -1,9 +1,11 @@
 // Python values as the library's options.  Every function names the argument and the value in its error.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ep/buffer.hpp"
@@ -49,14 +51,17 @@ class Given {
   py::handle operator[](const char* name) {
     PyObject* const value = PyDict_GetItemString(options_.ptr(), name);
     if (value == nullptr) return Py_None;
-    ++num_read_;
+    read_.at(num_read_++) = name;
     return value;
   }
   // Nothing is left to look for.  REQUIRES: no name is read twice.
   bool all_read() const { return num_read_ == options_.size(); }
+  // REQUIRES: all the names of `operation` have been read.  Throws TypeError naming what else was given.
+  void require_all_read(const char* operation) const;
 
  private:
   const py::dict& options_;
+  std::array<std::string_view, 32> read_{};  // names that were given and looked at
   size_t num_read_ = 0;
 };
 

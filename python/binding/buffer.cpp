@@ -177,6 +177,7 @@ std::unique_ptr<DispatchCall> read_dispatch(const Buffer& buffer, const py::dict
     throw py::type_error("topk_idx is missing: a tensor [T,K], or handle=, is needed");
   }
   if (!given.all_read()) read_dispatch_options(given, args);
+  given.require_all_read("dispatch");
   return call;
 }
 
@@ -222,10 +223,11 @@ std::unique_ptr<CombineCall> read_combine(const Buffer& buffer, const py::dict& 
   call->handle = read_handle(handle).handle;
   args.handle = &call->handle;
   if (!given.all_read()) read_combine_options(given, *call);
+  given.require_all_read("combine");
   return call;
 }
 
-DispatchOutput dispatch(const Buffer& self, const py::dict& options) {
+std::unique_ptr<DispatchOutput> dispatch(const Buffer& self, const py::dict& options) {
   ArrayKind kind;
   DispatchResult result = self.collective(
       Operation::kDispatch,
@@ -235,7 +237,7 @@ DispatchOutput dispatch(const Buffer& self, const py::dict& options) {
         return call;
       },
       [](EPBuffer& buffer, const auto& call) { return buffer.dispatch(call->args); });
-  return {std::move(result), std::move(kind)};
+  return std::make_unique<DispatchOutput>(std::move(result), std::move(kind));
 }
 
 CombineOutput combine(const Buffer& self, const py::dict& options) {

@@ -170,6 +170,13 @@ Tensor read_numpy(const py::array& array, const char* name, bool values) {
   return tensor;
 }
 
+// torch's, by what a tensor says of itself: most say no.
+bool records_gradients(py::handle tensor) {
+  const py::object requires_grad = py::getattr(tensor, "requires_grad", py::none());
+  if (requires_grad.ptr() != Py_True) return false;
+  return py::module_::import("torch").attr("is_grad_enabled")().cast<bool>();
+}
+
 // A tensor of ours as DLPack hands it over: the deleter drops the owner.
 template <typename Managed>
 struct Lent {
@@ -284,6 +291,10 @@ Tensor ArrayKind::read(py::handle object, const char* name, bool values) const {
       return read_numpy(py::reinterpret_borrow<py::array>(object), name, values);
     case Way::kExchange: {
       dlpack::ManagedTensorVersioned* managed = nullptr;
+      if (records_gradients(object)) {
+        throw InvalidArgument(std::string(name) +
+                              " requires grad: use ep.functional, or torch.no_grad()");
+      }
       if (exchange_->from_object(object.ptr(), &managed) != 0) throw py::error_already_set();
       return take(managed, name);
     }

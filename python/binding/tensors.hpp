@@ -19,7 +19,8 @@ class ArrayKind {
 
   // Reads the array.  The result keeps its memory alive; any thread may drop it.  `values`: these are
   // numbers to compute with, so numpy's uint16 are bit patterns of bfloat16.
-  // Throws TypeError or InvalidArgument naming the argument.
+  // Throws TypeError or InvalidArgument naming the argument, also for a tensor that requires grad while
+  // gradients are recorded: the buffer's operations would cut its graph in silence.
   Tensor read(py::handle object, const char* name, bool values = false) const;
   // The same for an array to write into; a read-only one is an InvalidArgument.
   Tensor read_target(py::handle object, const char* name) const;

@@ -6,7 +6,7 @@ import inspect
 from typing import Any
 
 from ep import _C, _lifetime
-from ep._calls import collective, given, refuse_gradients
+from ep._calls import collective
 from ep._elastic import Elastic
 from ep.communicator import resolve_group
 from ep.records import Memory, MemoryUse, RoutingLayout, Stats
@@ -180,7 +180,7 @@ class EPBuffer(Elastic):
 
     # --- the operations --------------------------------------------------------------------------
 
-    @collective
+    @collective("x", "topk_idx", "topk_weights")
     def dispatch(
         self,
         x: Any,
@@ -246,15 +246,14 @@ class EPBuffer(Elastic):
             num_sms, num_qps: for this call.
             split: reserved.
 
+        Inputs that require grad, with grad mode on, raise InvalidArgument: use `ep.functional`.
+
         Raises:
             InvalidArgument, TypeError, CapacityError, Desync, Timeout, PeerError, PeerLost,
             Unsupported. The other ranks raise PeerError where the fault is one rank's own.
         """
-        options = given(locals())
-        refuse_gradients("dispatch", x=x, topk_weights=topk_weights)
-        return self._core.dispatch(options)
 
-    @collective
+    @collective("x", "handle")
     def combine(
         self,
         x: Any,
@@ -301,9 +300,6 @@ class EPBuffer(Elastic):
         Raises:
             As dispatch.
         """
-        options = given(locals())
-        refuse_gradients("combine", x=x, weights=weights, row_weights=row_weights, bias=bias)
-        return self._core.combine(options)
 
     def expert_output(
         self, handle: _C.Handle, hidden: int | None = None, dtype: Any = "bfloat16"

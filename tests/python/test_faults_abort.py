@@ -63,6 +63,22 @@ def test_the_aborting_rank_may_learn_from_check():
     run(rank, 2)
 
 
+def test_a_refusal_in_the_turn_that_a_peer_aborts_is_followed_by_no_second_fault():
+    """Rank 1 aborts call n, rank 0 refuses its arguments in it: one fault on each rank."""
+
+    def rank(buf):
+        if buf.rank == 1:
+            buf.abort("stop")
+        if buf.rank == 0:
+            caught(TypeError, lambda: buf.dispatch("no tensor"))
+        else:
+            error = caught(ep.PeerError, lambda: dispatch(buf))
+            assert set(error.peers) <= {0, 1}
+        exact_again(buf)
+
+    run(rank, RANKS)
+
+
 def test_reasons_of_any_length_and_alphabet():
     def rank(buf):
         for reason in ("", "x", "ein Maß für Ärger", "r" * 5000):

@@ -174,10 +174,10 @@ def test_the_buffer_s_own_calls_refuse_inputs_that_require_grad():
 
     def refused(buf, mine):
         x = leaf(mine.x)
-        with pytest.raises(ep.InvalidArgument, match=r"ep\.functional\.dispatch"):
+        with pytest.raises(ep.InvalidArgument, match=r"x requires grad: use ep\.functional"):
             buf.dispatch(x, mine.ids)
         out = ep.functional.dispatch(buf, x, mine.ids)
-        with pytest.raises(ep.InvalidArgument, match=r"ep\.functional\.combine"):
+        with pytest.raises(ep.InvalidArgument, match=r"requires grad: use ep\.functional"):
             buf.combine(out.x, out.handle)
         with torch.no_grad():
             plain = buf.dispatch(x, mine.ids)
