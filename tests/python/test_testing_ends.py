@@ -171,6 +171,28 @@ def test_ctrl_c_in_the_caller_ends_all():
     assert threading.active_count() == threads
 
 
+def waits_for_ever(comm, folder):
+    (pathlib.Path(folder) / str(comm.rank)).touch()
+    if comm.rank == 0:
+        comm.all_gather(b"")
+    time.sleep(100)
+
+
+def test_ctrl_c_in_the_caller_ends_processes(tmp_path):
+    """Rank 0 waits in the communicator, rank 1 for nothing that could be ended."""
+
+    def interrupt():
+        assert eventually(lambda: len(list(tmp_path.iterdir())) == 2, 50)
+        _thread.interrupt_main()
+
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    error = raised_by(waits_for_ever, 2, how="processes", args=(str(tmp_path),))
+    interrupting.join()
+    assert type(error) is KeyboardInterrupt
+    assert multiprocessing.active_children() == []
+
+
 # --- leftovers ------------------------------------------------------------------------------------
 
 
