@@ -158,7 +158,8 @@ buffer::Grant BufferImpl::take(const buffer::Request& request) const {
   throw buffer::NoExtent(
       str("rank ", settings().rank, " needs ", needed, " bytes in one piece of its ",
           "arena, the largest free extent has ", available,
-          ": drop outputs, or raise arena_bytes=", settings().arena_bytes),
+          ": drop outputs, or raise arena_bytes from ", settings().arena_bytes, " to ",
+          settings().arena_bytes + needed - available),
       settings().rank, needed, available);
 }
 

@@ -46,8 +46,10 @@ void check_output_row(const buffer::Settings& s, const char* name, uint64_t colu
 
 void BufferImpl::check_combine(const CombineArgs& args, CombineMemory& memory) const {
   if (args.quant != Quant::kNone || args.split || args.ready.defined()) {
-    throw Unsupported(str(args.split ? "split" : (args.ready.defined() ? "ready" : "quant"),
-                          " of combine is not supported by this version"));
+    const char* const what = args.split ? "split=true is not supported; async_op=true is"
+                             : args.ready.defined() ? "ready is not supported; wait_for is"
+                                                    : "quant is not supported; 16-bit rows are";
+    throw Unsupported(str("combine: in this version ", what));
   }
   if (args.handle == nullptr) throw InvalidArgument("handle is required");
   buffer::check_handle(settings(), core_->buffer_id, *args.handle);

@@ -78,6 +78,7 @@ void BufferImpl::make_handle(const DispatchArgs& args,
         0;  // until the kernel says
   }
   header.buffer_id = core_->buffer_id;
+  header.rank = static_cast<uint16_t>(settings().rank);
   header.num_tokens = o.num_tokens;
   header.num_topk = o.num_topk;
   header.expert_alignment = o.expert_alignment;

@@ -243,6 +243,8 @@ void check_handle(const Settings& s, uint64_t buffer_id, const Handle& handle) {
   const Handle::Header& h = handle.header();
   if (!handle.defined()) throw InvalidArgument("the handle is empty");
   if (h.buffer_id != buffer_id) throw InvalidArgument("the handle belongs to another buffer");
+  if (h.rank != s.rank)
+    throw InvalidArgument(str("the handle belongs to rank ", h.rank, ", this is rank ", s.rank));
   const auto plan = layout::PlanLayout::make(s.num_ranks, s.max_local_experts);
   const std::span<const Tensor> t = handle.tensors();
   const int64_t tokens = h.num_tokens, topk = h.num_topk;

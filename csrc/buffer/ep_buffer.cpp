@@ -104,6 +104,13 @@ uint64_t EPBuffer::max_rows(Layout layout,
                             std::optional<uint32_t> max_tokens,
                             uint32_t expert_alignment) const {
   const buffer::Settings& s = impl_->settings();
+  if (layout == Layout::kBatched)
+    throw Unsupported(
+        "layout \"batched\" is not supported by this version; \"rank\" and \"expert\" are");
+  if (max_tokens && *max_tokens > s.config.max_tokens_per_rank) {
+    throw InvalidArgument(str("max_tokens=", *max_tokens,
+                              " is above max_tokens_per_rank=", s.config.max_tokens_per_rank));
+  }
   if (expert_alignment == 0) throw InvalidArgument("expert_alignment=0: at least 1 is needed");
   return layout::worst_case_rows({layout == Layout::kExpert, s.num_ranks,
                                   max_tokens.value_or(s.config.max_tokens_per_rank),

@@ -107,10 +107,11 @@ std::string refusal(const Core& core, const FaultRecord& f) {
         f.peer, f.needed, f.available);
   }
   const uint64_t unit = f.cause == Cause::kNoExtent ? layout::kArenaAlignBytes : 1;
-  throw CapacityError(str(call, ": rank ", f.peer, " needs ", f.needed * unit,
-                          " bytes in one piece of its arena, the largest free extent has ",
-                          f.available * unit, ": drop outputs, or raise arena_bytes"),
-                      f.peer, f.needed * unit, f.available * unit);
+  throw CapacityError(
+      str(call, ": rank ", f.peer, " needs ", f.needed * unit,
+          " bytes in one piece of its arena, the largest free extent has ", f.available * unit,
+          ": drop outputs, or raise arena_bytes by ", (f.needed - f.available) * unit),
+      f.peer, f.needed * unit, f.available * unit);
 }
 
 [[noreturn]] void throw_bad_ids(const Core& core, const std::string& call, const FaultRecord& f) {

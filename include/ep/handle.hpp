@@ -38,7 +38,7 @@ class Handle {
     bool idx_is_64 = false;
     bool has_weights = false;
     bool global_ids = false;
-    uint8_t reserved[2] = {};
+    uint16_t rank = 0;  // whose tokens they are: a handle is good on its own rank only
   };
 
   enum TensorIndex : uint32_t {

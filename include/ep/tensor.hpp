@@ -17,6 +17,9 @@ enum class DType : uint8_t {
   kInt32,
   kUInt32,
   kInt64,
+  kUInt64,
+  kComplex64,
+  kComplex128,
   kFloat64,
   kFloat32,
   kFloat16,
@@ -48,8 +51,12 @@ constexpr uint32_t num_bytes(DType dtype) {
     case DType::kFloat32:
       return 4;
     case DType::kInt64:
+    case DType::kUInt64:
+    case DType::kComplex64:
     case DType::kFloat64:
       return 8;
+    case DType::kComplex128:
+      return 16;
   }
   return 0;
 }
@@ -73,6 +80,12 @@ constexpr const char* name_of(DType dtype) {
       return "uint32";
     case DType::kInt64:
       return "int64";
+    case DType::kUInt64:
+      return "uint64";
+    case DType::kComplex64:
+      return "complex64";
+    case DType::kComplex128:
+      return "complex128";
     case DType::kFloat64:
       return "float64";
     case DType::kFloat32:

@@ -180,7 +180,7 @@ Stream read_stream(py::handle value) {
   if (py::isinstance<Stream>(value)) return value.cast<Stream>();
   const std::string type = Py_TYPE(value.ptr())->tp_name;
   const std::string module = py::str(py::type::of(value).attr("__module__"));
-  if (type != "Stream" || !module.starts_with("torch"))
+  if (!type.ends_with("Stream") || !module.starts_with("torch"))
     refuse_type("stream", value, "an ep.Stream or a torch stream");
   const py::object device = py::getattr(value, "device", py::none());
   const std::string name = device.is_none() ? "cpu" : std::string(py::str(device));

@@ -19,6 +19,7 @@ enum TypeCode : uint8_t {
   kUInt = 1,
   kFloat = 2,
   kBfloat = 4,
+  kComplex = 5,
   kBool = 6,
   kFloat8_e4m3fn = 10,
   kFloat8_e5m2 = 12,

@@ -84,10 +84,12 @@ of the buffer's window: the memory is given back when the last of them is droppe
            "work.")
       .def("receive",
            [](DispatchOutput&) -> py::object {
-             throw Unsupported("receive() belongs to split=True, which this version does not have");
+             throw Unsupported(
+                 "receive() belongs to split=True, which this version does not have; event does");
            })
       .def_property_readonly("lost", [](DispatchOutput&) -> py::object {
-        throw Unsupported("lost belongs to elastic=True, which this version does not have");
+        throw Unsupported(
+            "lost belongs to elastic=True, which this version does not have; PeerLost.peers does");
       });
 }
 

@@ -144,6 +144,7 @@ class EPBuffer(Elastic):
 
     @staticmethod
     def bytes_needed(
+        group: Any = None,
         *,
         num_ranks: int,
         num_experts: int,
@@ -154,7 +155,7 @@ class EPBuffer(Elastic):
     ) -> Memory:
         """Bytes that a buffer of these arguments (those of `EPBuffer`) registers on each rank.
 
-        Arithmetic only.  Raises InvalidArgument where EPBuffer would.
+        Arithmetic only; the group is not looked at.  Raises InvalidArgument where EPBuffer would.
         """
         options |= {
             "num_experts": num_experts,
@@ -322,12 +323,15 @@ class EPBuffer(Elastic):
     def warm(self, **arguments: Any) -> None:
         """Collective: prepares all that calls with these arguments of dispatch or combine need.
 
-        CPUs have nothing to compile, and ranks are connected since construction: the names are
-            checked.
+        CPUs have nothing to compile, and ranks are connected since construction: names are checked,
+        and reserved values raise Unsupported.
         """
+        from ep.support import require
+
         for name in arguments:
             if name not in _CALL_ARGUMENTS:
                 raise TypeError(f"warm() got {name!r}, no argument of dispatch or combine")
+        require(self.device, arguments)
 
     # --- faults and the end -----------------------------------------------------------------------
 

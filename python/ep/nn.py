@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from ep import functional
 from ep.buffer import EPBuffer
-from ep.errors import InvalidArgument
+from ep.errors import InvalidArgument, Unsupported
 
 __all__ = ["MoE", "expert_mlp"]
 
@@ -86,7 +86,9 @@ class MoE(torch.nn.Module):
     ) -> None:
         super().__init__()
         if layout not in ("expert", "rank"):
-            raise InvalidArgument(f'layout={layout!r} is neither "expert" nor "rank"')
+            raise (Unsupported if layout == "batched" else InvalidArgument)(
+                f'layout={layout!r} is neither "expert" nor "rank"'
+            )
         if num_experts != buf.expert_offsets[-1]:
             raise InvalidArgument(
                 f"num_experts={num_experts}; the buffer has {buf.expert_offsets[-1]}"

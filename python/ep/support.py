@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, NamedTuple
 
 from ep import quant as _quant
+from ep.buffer import EPBuffer
 from ep.errors import InvalidArgument, Unsupported
 
 _MAX_RANKS = 1024
@@ -41,6 +43,14 @@ class Support(NamedTuple):
 
     def __bool__(self) -> bool:
         return self.ok
+
+
+# What needs no answer of its own: every call takes it.
+_PLAIN = {
+    name
+    for method in (EPBuffer.__init__, EPBuffer.dispatch, EPBuffer.combine)
+    for name in inspect.signature(method).parameters
+}
 
 
 def supports(
@@ -83,12 +93,13 @@ def supports(
         num_ranks, num_experts, num_topk: R, E, K; None: not asked.
         hidden, dtype: H and the dtype of x; a row must be a multiple of 16 bytes, or with quant of
             128 elements. None: not asked.
-        unknown: a keyword that this version does not know is an answer too: not supported.
+        unknown: other arguments of EPBuffer, dispatch and combine work with every value that they
+            take; a keyword that this version does not know is an answer too: not supported.
 
     Returns `Support`; never raises for a value.
     """
     reasons = (
-        *(f"{name}: this version has no such feature" for name in unknown),
+        *(f"{name}: this version has no such feature" for name in unknown if name not in _PLAIN),
         _device_reason(device),
         _name_reason("mode", mode, _MODES),
         _name_reason("layout", layout, _LAYOUTS),
@@ -113,6 +124,16 @@ def supports(
     )
     why = "; ".join(reason for reason in reasons if reason)
     return Support(not why, why)
+
+
+def require(device: Any, arguments: dict[str, Any]) -> None:
+    """Raises Unsupported where dispatch or combine would, for what is reserved."""
+    names = ("mode", "layout", "quant", "scale_layout", "split")
+    asked = {name: arguments[name] for name in names if arguments.get(name) is not None}
+    given = {name: arguments.get(name) is not None for name in ("global_scale", "ready")}
+    support = supports(device, **asked, **given)
+    if not support:
+        raise Unsupported(support.why)
 
 
 def _device_reason(device: Any) -> str:
