@@ -196,7 +196,7 @@ def test_parameters_do_not_depend_on_who_owns_them():
 
 def test_wrong_arguments_are_named():
     def wrong(comm):
-        with pytest.raises(ep.InvalidArgument, match="layout='batched'"):
+        with pytest.raises(ep.InvalidArgument, match="layout='columns'"):
             make_layer(comm, layout="columns")
         buf = ep.EPBuffer(comm, num_experts=E, num_topk=K, hidden=H, max_tokens_per_rank=T)
         with pytest.raises(ep.InvalidArgument, match=f"num_experts=3; the buffer has {E}"):
