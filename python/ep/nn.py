@@ -68,7 +68,8 @@ class MoE(torch.nn.Module):
             forward; None before.
 
     Raises:
-        InvalidArgument: layout is neither, or num_experts is not the buffer's.
+        InvalidArgument: layout is neither "expert" nor "rank", or num_experts is not the buffer's.
+        Unsupported: layout is "batched".
     """
 
     def __init__(
