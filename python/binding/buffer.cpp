@@ -74,7 +74,6 @@ class Buffer {
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
 
-  EPBuffer& operator*() const { return *buffer_; }
   EPBuffer* operator->() const { return buffer_.get(); }
 
   // Runs a collective call: `read` turns Python's arguments into the library's, with the interpreter's

@@ -5,8 +5,6 @@
 #pragma once
 
 #include <memory>
-#include <type_traits>
-#include <utility>
 
 #include <pybind11/pybind11.h>
 

@@ -5,9 +5,8 @@
 """
 
 import importlib
-import importlib.metadata
 
-from ep import quant, routing
+from ep import _C, quant, routing
 from ep._C import CombineOutput, DispatchOutput, Event, Handle, Stream
 from ep.buffer import EPBuffer
 from ep.communicator import Communicator
@@ -24,7 +23,7 @@ from ep.errors import (
 from ep.records import Memory, MemoryUse, RoutingLayout, Stats
 from ep.support import Support, supports
 
-__version__ = importlib.metadata.version("ep-moe")
+__version__: str = _C.version
 
 __all__ = [
     "CapacityError",

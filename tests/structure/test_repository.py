@@ -1,5 +1,6 @@
 """What the repository says about itself is true: README, pins, variables, file rules."""
 
+import importlib.metadata
 import pathlib
 import re
 import subprocess
@@ -104,10 +105,11 @@ def test_every_requirement_is_pinned():
 
 
 def test_the_installed_package_is_this_version():
-    """ep.__version__ comes from the package's metadata, and that from CMakeLists.txt."""
+    """ep.__version__ and the package's metadata are the version that CMakeLists.txt has."""
     ep = pytest.importorskip("ep", reason="needs the package: run scripts/setup.sh")
     version = re.search(r"project\(ep VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text())[1]
     assert ep.__version__ == version
+    assert importlib.metadata.version("ep-moe") == version
 
 
 def _section(title: str) -> str:
