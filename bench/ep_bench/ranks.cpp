@@ -26,30 +26,9 @@ Blame blame_of(const std::exception& error) {
   return ours->kind() == ErrorKind::kTimeout ? Blame::kTimeout : Blame::kSelf;
 }
 
-const char* class_of(const std::exception& error) {
+std::string class_of(const std::exception& error) {
   const auto* ours = dynamic_cast<const Error*>(&error);
-  if (!ours) return "";
-  switch (ours->kind()) {
-    case ErrorKind::kError:
-      return "Error: ";
-    case ErrorKind::kInvalidArgument:
-      return "InvalidArgument: ";
-    case ErrorKind::kCapacity:
-      return "CapacityError: ";
-    case ErrorKind::kTimeout:
-      return "Timeout: ";
-    case ErrorKind::kPeer:
-      return "PeerError: ";
-    case ErrorKind::kPeerLost:
-      return "PeerLost: ";
-    case ErrorKind::kDesync:
-      return "Desync: ";
-    case ErrorKind::kUnsupported:
-      return "Unsupported: ";
-    case ErrorKind::kInterrupted:
-      return "Interrupted: ";
-  }
-  return "";
+  return ours == nullptr ? "" : std::string(name_of(ours->kind())) + ": ";
 }
 
 // What the ranks of one process need from outside.

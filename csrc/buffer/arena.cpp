@@ -9,7 +9,11 @@
 namespace ep::buffer {
 
 Block::Block(std::shared_ptr<Arena> arena, uint64_t offset, uint64_t num_bytes, BlockUse use)
-    : arena_(std::move(arena)), offset_(offset), num_bytes_(num_bytes), use_(use) {}
+    : arena_(std::move(arena)),
+      offset_(offset),
+      num_bytes_(num_bytes),
+      use_(use),
+      streams_(arena_->allocator()) {}
 
 Block::~Block() {
   arena_->drop(*this);
@@ -60,7 +64,7 @@ void Arena::insert_free(const Extent& extent) {
 // have to wait for.
 void Arena::reclaim(const Request& request,
                     bool even_unfinished,
-                    std::vector<std::shared_ptr<detail::EventImpl>>& waits) {
+                    PoolVector<std::shared_ptr<detail::EventImpl>>& waits) {
   std::erase_if(pending_, [&](Pending& pending) {
     if (request.issue < pending.usable_from) return false;
     std::erase_if(pending.uses,
@@ -98,7 +102,7 @@ std::optional<Grant> Arena::take(const Request& asked) {
   Request request = asked;
   request.num_bytes = align_up(request.num_bytes, layout::kArenaAlignBytes);
   const std::lock_guard lock(mutex_);
-  Grant grant;
+  Grant grant{{}, decltype(Grant::wait_for)(allocator_)};
   reclaim(request, false, grant.wait_for);
   const auto fits = [&] {
     return std::any_of(free_.begin(), free_.end(),
@@ -128,7 +132,8 @@ void Arena::give_back(const Extent& extent) {
 }
 
 std::shared_ptr<Block> Arena::make_block(const Extent& extent, BlockUse use) {
-  auto block = std::make_shared<Block>(shared_from_this(), extent.offset, extent.num_bytes, use);
+  auto block =
+      make_pooled<Block>(allocator_, shared_from_this(), extent.offset, extent.num_bytes, use);
   const std::lock_guard lock(mutex_);
   if (extent.num_bytes != 0) live_[extent.offset] = block.get();
   return block;
@@ -136,7 +141,8 @@ std::shared_ptr<Block> Arena::make_block(const Extent& extent, BlockUse use) {
 
 void Arena::drop(Block& block) {
   if (block.num_bytes() == 0 || ::getpid() != pid_) return;
-  Pending pending{{block.offset(), block.num_bytes()}, {}, block.usable_from_};
+  Pending pending{
+      {block.offset(), block.num_bytes()}, PoolVector<Use>(allocator_), block.usable_from_};
   for (const auto& stream : block.streams_)
     pending.uses.push_back({stream, stream->record()});
   const std::lock_guard lock(mutex_);

@@ -18,6 +18,7 @@
 
 #include <unistd.h>
 
+#include "common/pool.hpp"
 #include "device/device.hpp"
 #include "ep/buffer.hpp"
 
@@ -53,7 +54,7 @@ class Block : public std::enable_shared_from_this<Block> {
   uint64_t offset_, num_bytes_;
   BlockUse use_;
   std::mutex mutex_;  // of the two below
-  std::vector<std::shared_ptr<detail::StreamImpl>> streams_;
+  PoolVector<std::shared_ptr<detail::StreamImpl>> streams_;
   uint64_t usable_from_ = 0;
 };
 
@@ -71,7 +72,7 @@ struct Request {
 };
 struct Grant {
   Extent extent;
-  std::vector<std::shared_ptr<detail::EventImpl>> wait_for;
+  PoolVector<std::shared_ptr<detail::EventImpl>> wait_for;
 };
 
 class Arena : public std::enable_shared_from_this<Arena> {
@@ -81,6 +82,9 @@ class Arena : public std::enable_shared_from_this<Arena> {
         std::byte* window_base,
         uint64_t window_offset,
         uint64_t num_bytes);
+
+  // For what lives as long as a call or a block.
+  const PoolAllocator<std::byte>& allocator() const { return allocator_; }
 
   // Empty: no free range holds it.  A `largest` request with no free range gives an extent of 0 bytes.
   std::optional<Grant> take(const Request& request);
@@ -107,7 +111,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
   };
   struct Pending {
     Extent extent;
-    std::vector<Use> uses;
+    PoolVector<Use> uses;
     uint64_t usable_from;
   };
 
@@ -115,18 +119,21 @@ class Arena : public std::enable_shared_from_this<Arena> {
   void insert_free(const Extent& extent);
   void reclaim(const Request& request,
                bool even_unfinished,
-               std::vector<std::shared_ptr<detail::EventImpl>>& waits);
+               PoolVector<std::shared_ptr<detail::EventImpl>>& waits);
   std::optional<Extent> pick(const Request& request);
 
   const pid_t pid_ = ::getpid();
+  const PoolAllocator<std::byte> allocator_{std::make_shared<Pool>()};
   const std::shared_ptr<void> window_;
   std::byte* const window_base_;
   const uint64_t num_bytes_;
 
   mutable std::mutex mutex_;
-  std::map<uint64_t, uint64_t> free_;  // offset -> bytes, never adjacent
+  template <typename T>
+  using ByOffset = std::map<uint64_t, T, std::less<>, PoolAllocator<std::pair<const uint64_t, T>>>;
+  ByOffset<uint64_t> free_{allocator_};  // bytes, never adjacent
   std::vector<Pending> pending_;
-  std::map<uint64_t, Block*> live_;
+  ByOffset<Block*> live_{allocator_};
   uint64_t used_ = 0, peak_ = 0;
 };
 

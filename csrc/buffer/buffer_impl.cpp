@@ -48,6 +48,8 @@ BufferImpl::BufferImpl(std::shared_ptr<Communicator> group,
   num_sms_ = core_->settings.num_sms;
   turns_ = std::make_unique<buffer::Turns>(*core_->device, config.wait_policy);
   comm_stream_ = Stream(core_->device->create_stream());
+  if (config.interrupt)
+    interrupt_ = std::make_shared<const std::function<bool()>>(config.interrupt);
   const std::weak_ptr<buffer::Core> weak = core_;
   core_->fabric->watch([weak](uint32_t rank) {
     const std::shared_ptr<buffer::Core> core = weak.lock();
@@ -127,6 +129,14 @@ void BufferImpl::check() {
   if (turn) raise_deferred();
 }
 
+BufferImpl::CallPtr BufferImpl::make_call(OpKind kind) const {
+  return make_pooled<Call>(core_->allocator(), core_, kind);
+}
+
+BufferImpl::Launch BufferImpl::launch_on(const Stream& stream) const {
+  return {stream, 1, decltype(Launch::waits)(core_->allocator())};
+}
+
 kernels::EntryParams BufferImpl::entry_params(const CallPtr& call) {
   kernels::EntryParams entry{};
   entry.state = &core_->state;
@@ -140,8 +150,7 @@ BufferImpl::Launch BufferImpl::where(const Stream& stream,
   if (num_sms > layout::kMaxChannels) {
     throw InvalidArgument(str("num_sms=", num_sms, " is outside [1, ", layout::kMaxChannels, "]"));
   }
-  Launch launch;
-  launch.stream = stream.defined() ? stream : comm_stream_;
+  Launch launch = launch_on(stream.defined() ? stream : comm_stream_);
   launch.num_blocks = num_sms != 0 ? num_sms : num_sms_.load();
   for (const Event& event : wait_for) {
     if (event.impl()) launch.waits.push_back(event.impl());
@@ -171,10 +180,10 @@ buffer::Grant BufferImpl::take_for(Launch& launch, uint64_t num_bytes, bool larg
 
 Event BufferImpl::queue_end(const Launch& launch, const CallPtr& call) {
   detail::StreamImpl& stream = *launch.stream.impl();
-  stream.call([call] { call->finish(); });
+  call->queue_finish(stream, call);
   const std::shared_ptr<detail::EventImpl> event = stream.record();
   event->deferred = call;
-  event->interrupt = settings().config.interrupt;
+  event->interrupt = interrupt_;
   last_event_ = Event(event);
   last_stream_ = launch.stream;
   ++next_sequence_;
@@ -183,15 +192,14 @@ Event BufferImpl::queue_end(const Launch& launch, const CallPtr& call) {
 }
 
 void BufferImpl::refuse(OpKind kind, Cause cause, uint64_t needed, uint64_t available) {
-  const CallPtr call = std::make_shared<Call>(core_, OpKind::kNone);
+  const CallPtr call = make_call(OpKind::kNone);
   kernels::RefuseParams params{};
   params.entry = entry_params(call);
   params.entry.agreed[layout::kStatus] = static_cast<uint32_t>(cause);
   params.entry.agreed[layout::kKind] = static_cast<uint32_t>(kind);
   params.entry.needed = static_cast<uint32_t>(std::min<uint64_t>(needed, ~0u));
   params.entry.available = static_cast<uint32_t>(std::min<uint64_t>(available, ~0u));
-  Launch launch;
-  launch.stream = comm_stream_;
+  const Launch launch = launch_on(comm_stream_);
   queue_kernel(launch, {.op = kernels::KernelOp::kRefuse}, params);
   queue_end(launch, call);
   call->set_own_refusal(cause);  // the caller hears of it at once

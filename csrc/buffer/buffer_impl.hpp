@@ -15,7 +15,7 @@
 #include "buffer/refusal.hpp"
 #include "buffer/turn.hpp"
 
-namespace ep {
+namespace ep::inline EP_ABI_NAMESPACE {
 
 class BufferImpl {
  public:
@@ -24,8 +24,9 @@ class BufferImpl {
              const buffer::Environment& environment);
   ~BufferImpl();
 
-  DispatchResult dispatch(const DispatchArgs& args);
-  CombineResult combine(const CombineArgs& args);
+  void dispatch(const DispatchArgs& args, DispatchResult& result);
+  void combine(const CombineArgs& args, CombineResult& result);
+  DispatchTensors output_spec(const DispatchArgs& args) const;
   Tensor expert_output(const Handle& handle, uint32_t hidden, DType dtype);
 
   void check();
@@ -51,7 +52,7 @@ class BufferImpl {
   struct Launch {
     Stream stream;
     uint32_t num_blocks = 1;
-    std::vector<std::shared_ptr<detail::EventImpl>> waits{};
+    PoolVector<std::shared_ptr<detail::EventImpl>> waits{};
   };
 
   // Throws Error when the buffer is closed, or is another process's.
@@ -68,6 +69,8 @@ class BufferImpl {
   // `needed` and `available`: tokens, or units of kArenaAlignBytes.
   void refuse(layout::OpKind kind, layout::Cause cause, uint64_t needed, uint64_t available);
 
+  CallPtr make_call(layout::OpKind kind) const;
+  Launch launch_on(const Stream& stream) const;
   Launch where(const Stream& stream, const std::vector<Event>& wait_for, uint32_t num_sms) const;
   // Throws NoExtent.
   buffer::Grant take(const buffer::Request& request) const;
@@ -93,32 +96,19 @@ class BufferImpl {
   // Spends a turn on the abort word unless an operation in flight has taken it; null: it has.
   CallPtr spend_abort();
 
-  struct DispatchMemory;
-  void make_handle(const DispatchArgs& args,
-                   const buffer::DispatchOptions& options,
-                   DispatchMemory& memory) const;
-  kernels::DispatchParams dispatch_params(const DispatchArgs& args,
-                                          const buffer::DispatchOptions& options,
-                                          const DispatchMemory& memory,
-                                          const CallPtr& call);
-  void give_up_extent(const buffer::DispatchOptions& options,
-                      const DispatchMemory& memory,
-                      const Launch& launch,
-                      const CallPtr& call);
-  void take_memory(const DispatchArgs& args,
-                   const buffer::DispatchOptions& options,
-                   Launch& launch,
-                   DispatchMemory& memory) const;
-  void reserve_caller_memory(const buffer::DispatchOptions& options, DispatchMemory& memory) const;
+  struct Dispatching;
+  void make_handle(Dispatching& d) const;
+  kernels::DispatchParams dispatch_params(const Dispatching& d);
+  void give_up_extent(const Dispatching& d);
+  void take_memory(Dispatching& d) const;
+  void choose_place(Dispatching& d) const;
   bool wants_window(const buffer::DispatchOptions& options) const;
-  void place_outputs(const buffer::DispatchOptions& options,
-                     DispatchMemory& memory,
-                     const Launch& launch,
-                     const CallPtr& call);
-  void copy_outputs(const buffer::DispatchOptions& options,
-                    DispatchMemory& memory,
-                    const Launch& launch,
-                    const CallPtr& call);
+  void learn_size(Dispatching& d);
+  void view_extent(const Dispatching& d, DispatchResult& out) const;
+  DispatchTensors policy_outputs(const Dispatching& d) const;
+  void place_outputs(Dispatching& d, DispatchResult& out);
+  void tell_counts(const Dispatching& d, DispatchResult& out) const;
+  void end_without_room(const Dispatching& d);
 
   struct CombineMemory;
   void check_combine(const CombineArgs& args, CombineMemory& memory) const;
@@ -131,6 +121,7 @@ class BufferImpl {
   std::shared_ptr<Communicator> group_;
   std::shared_ptr<buffer::Core> core_;
   Stream comm_stream_;
+  std::shared_ptr<const std::function<bool()>> interrupt_;  // the configuration's, for events
   const pid_t pid_ = getpid();
   std::atomic<uint32_t> num_sms_{1};
   std::atomic<double> timeout_s_{0};
@@ -207,4 +198,4 @@ void BufferImpl::queue_kernel(const Launch& launch,
   stream.launch(queued);
 }
 
-}  // namespace ep
+}  // namespace ep::inline EP_ABI_NAMESPACE

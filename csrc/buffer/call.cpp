@@ -25,6 +25,15 @@ bool Call::counts_known() const {
   return acquire(ticket.counts_ready) != 0 || done();
 }
 
+// The stream's function holds a plain pointer: one with a shared_ptr in it would be allocated each time.
+void Call::queue_finish(detail::StreamImpl& stream, std::shared_ptr<Call> self) {
+  self_ = std::move(self);
+  stream.call([this] {
+    const std::shared_ptr<Call> alive = std::move(self_);
+    finish();
+  });
+}
+
 void Call::finish() {
   if (ticket.fault.cause == layout::Cause::kNone) {
     if (kind_ == layout::OpKind::kDispatch) core_->num_dispatches.fetch_add(1);
@@ -41,7 +50,7 @@ void Call::finish() {
         block->set_usable_from(ticket.sequence + 2);
     }
   }
-  keep.clear();
+  keep_.clear();
   blocks.clear();
   // Nobody will ask what happened: an event that is kept shall not keep the windows of its buffer.
   if (ticket.fault.cause == layout::Cause::kNone && ticket.bad_ids.cause == layout::Cause::kNone)

@@ -13,15 +13,24 @@ namespace ep::buffer {
 // and the buffer's list of unfinished calls share it.
 class Call final : public device::Deferred {
  public:
-  Call(std::shared_ptr<Core> core, layout::OpKind kind) : core_(std::move(core)), kind_(kind) {}
+  Call(std::shared_ptr<Core> core, layout::OpKind kind)
+      : blocks(core->allocator()),
+        core_(std::move(core)),
+        kind_(kind),
+        keep_(blocks.get_allocator()) {}
 
   kernels::Ticket ticket{};
-  std::vector<std::shared_ptr<void>> keep{};  // inputs and outputs that the kernel uses
-  std::vector<std::shared_ptr<Block>> blocks{};
+  PoolVector<std::shared_ptr<Block>> blocks;
   bool defers_capacity = false;  // exact = false: too many rows is not raised by the call itself
 
-  // On the stream, behind the kernel: drops what it used.
-  void finish();
+  // The owner of an input or output that the kernel uses.
+  void keep(const Tensor& tensor) { keep(tensor.owner); }
+  void keep(const std::shared_ptr<void>& owner) {
+    if (owner != nullptr) keep_.push_back(owner);
+  }
+
+  // Queues what follows the kernel: the call drops what it used.
+  void queue_finish(detail::StreamImpl& stream, std::shared_ptr<Call> self);
 
   bool done() const;
   bool counts_known() const;                                  // or done
@@ -39,8 +48,12 @@ class Call final : public device::Deferred {
   void set_own_refusal(layout::Cause cause) { own_refusal_ = cause; }
 
  private:
+  void finish();
+
   std::shared_ptr<Core> core_;  // null once the call has ended well
   const layout::OpKind kind_;
+  PoolVector<std::shared_ptr<void>> keep_;
+  std::shared_ptr<Call> self_;  // while the stream holds it
   std::atomic<bool> raised_{false};
   layout::Cause own_refusal_ = layout::Cause::kNone;  // under the buffer's turn
 };

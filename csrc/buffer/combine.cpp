@@ -3,6 +3,7 @@
 
 #include "buffer/buffer_impl.hpp"
 #include "buffer/checks.hpp"
+#include "buffer/reserved.hpp"
 #include "common/math.hpp"
 #include "common/text.hpp"
 #include "ep/error.hpp"
@@ -45,12 +46,7 @@ void check_output_row(const buffer::Settings& s, const char* name, uint64_t colu
 }  // namespace
 
 void BufferImpl::check_combine(const CombineArgs& args, CombineMemory& memory) const {
-  if (args.quant != Quant::kNone || args.split || args.ready.defined()) {
-    const char* const what = args.split ? "split=true is not supported; async_op=true is"
-                             : args.ready.defined() ? "ready is not supported; wait_for is"
-                                                    : "quant is not supported; 16-bit rows are";
-    throw Unsupported(str("combine: in this version ", what));
-  }
+  buffer::check_reserved(args);
   if (args.handle == nullptr) throw InvalidArgument("handle is required");
   buffer::check_handle(settings(), core_->buffer_id, *args.handle);
   const Handle::Header& h = args.handle->header();
@@ -203,7 +199,7 @@ kernels::CombineParams BufferImpl::combine_params(const CombineArgs& args,
   return p;
 }
 
-CombineResult BufferImpl::combine(const CombineArgs& args) {
+void BufferImpl::combine(const CombineArgs& args, CombineResult& result) {
   const auto turn = enter();
   CombineMemory memory;
   Launch launch;
@@ -213,26 +209,26 @@ CombineResult BufferImpl::combine(const CombineArgs& args) {
     make_result(args, memory);
     place_rows(args, launch, memory);
   });
-  const CallPtr call = std::make_shared<Call>(core_, OpKind::kCombine);
+  const CallPtr call = make_call(OpKind::kCombine);
   const kernels::KernelKey kernel{
       .op = kernels::KernelOp::kCombine,
       .combine = {memory.by_expert ? kernels::LayoutKind::kExpert : kernels::LayoutKind::kRank,
                   buffer::element_of(args.x.dtype, "x"),
                   buffer::element_of(memory.out_dtype, "out_dtype")}};
   for (const Tensor* t : {&args.x, &args.weights, &args.row_weights})
-    call->keep.push_back(t->owner);
+    call->keep(*t);
   for (const Tensor* t : {&memory.result.x, &memory.result.status})
-    call->keep.push_back(t->owner);
+    call->keep(*t);
   for (const Tensor& t : args.bias)
-    call->keep.push_back(t.owner);
+    call->keep(t);
   for (const Tensor& t : args.handle->tensors())
-    call->keep.push_back(t.owner);
+    call->keep(t);
   if (memory.block) call->blocks.push_back(memory.block);
   queue_kernel(launch, kernel, combine_params(args, memory, call));
   memory.block.reset();
   memory.result.event = queue_end(launch, call);
-  if (!args.async_op) complete(call, memory.result.event);
-  return std::move(memory.result);
+  result = std::move(memory.result);
+  if (!args.async_op) complete(call, result.event);
 }
 
 Tensor BufferImpl::expert_output(const Handle& handle, uint32_t hidden, DType dtype) {

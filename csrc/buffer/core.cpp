@@ -63,15 +63,18 @@ void init_state(Core& core, uint64_t first_sequence, uint64_t timeout_ns) {
 }
 
 std::shared_ptr<void> allocate(const Core& core, uint64_t num_bytes) {
-  constexpr std::align_val_t kAlign{256};
-  num_bytes = std::max<uint64_t>(num_bytes, 1);
+  num_bytes = std::max<uint64_t>(num_bytes, Pool::kMaxAlign);  // so that it is aligned to as much
   try {
     if (core.settings.config.allocator) {
       std::shared_ptr<void> memory = core.settings.config.allocator(num_bytes);
       if (memory) return memory;
       throw std::bad_alloc();
     }
-    return {::operator new(num_bytes, kAlign), [](void* p) { ::operator delete(p, kAlign); }};
+    const PoolAllocator<std::byte>& allocator = core.allocator();
+    const auto give_back = [pool = allocator.pool(), num_bytes](void* memory) {
+      pool->deallocate(memory, num_bytes);
+    };
+    return {allocator.pool()->allocate(num_bytes), give_back, allocator};
   } catch (const std::bad_alloc&) {
     throw NoHostMemory(str("out of memory: the allocator has no ", num_bytes, " bytes on rank ",
                            core.settings.rank),

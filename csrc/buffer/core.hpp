@@ -36,6 +36,7 @@ struct Core {
   layout::WindowHeader& header(uint32_t rank) const {
     return *reinterpret_cast<layout::WindowHeader*>(windows[rank]);
   }
+  const PoolAllocator<std::byte>& allocator() const { return arena->allocator(); }
   uint32_t num_local_experts() const { return settings.num_local_experts(); }
   void log(LogLevel level, const std::string& text) const {
     if (settings.config.log) settings.config.log(level, text);
@@ -45,7 +46,7 @@ struct Core {
 // Fills in the device state.  `first_sequence` is the number of the first call.
 void init_state(Core& core, uint64_t first_sequence, uint64_t timeout_ns);
 
-// Memory from the configuration's allocator or the library's own, aligned to 256 bytes.
+// Memory from the configuration's allocator or the library's pool, aligned to 256 bytes.
 // Throws CapacityError naming the bytes.
 std::shared_ptr<void> allocate(const Core& core, uint64_t num_bytes);
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "buffer/buffer_impl.hpp"
+#include "buffer/caller_outputs.hpp"
 #include "buffer/checks.hpp"
 #include "buffer/output_views.hpp"
 #include "common/math.hpp"
@@ -20,17 +21,24 @@ using layout::Cause;
 using layout::OpKind;
 using layout::OutputLayout;
 
-// Everything a dispatch owns between its launch and its result.
-struct BufferImpl::DispatchMemory {
+// One dispatch, from its arguments to its result.
+struct BufferImpl::Dispatching {
+  const DispatchArgs& args;
+  DispatchOptions options{};
+  Launch launch{};
+  CallPtr call{};
   Extent extent{};
   Handle handle{};
-  std::shared_ptr<void> caller_payload{}, caller_metadata{};
-  std::shared_ptr<void> payload{},
-      metadata{};  // what keeps the outputs alive: blocks, or the caller's memory
-  std::byte* payload_base = nullptr;  // of OutputLayout's offsets, in that memory
-  std::byte* metadata_base = nullptr;
-  uint64_t num_rows = 0;                        // N
-  std::array<std::weak_ptr<void>, 2> blocks{};  // the extent's, where the outputs are views of it
+  uint64_t num_rows = 0;            // N
+  buffer::GivenOutputs given{};     // of args.out
+  std::optional<bool> in_window{};  // the policy for what is not given
+  std::shared_ptr<void> caller_payload{},
+      caller_metadata{};  // from the allocator; null: not needed
+
+  const uint32_t* plan() const {
+    return static_cast<const uint32_t*>(handle.tensors()[Handle::kPlan].data);
+  }
+  OutputLayout layout() const { return OutputLayout::make(options.shape, num_rows); }
 };
 
 namespace {
@@ -41,9 +49,8 @@ OutputLayout worst_layout(const buffer::Settings& s, const DispatchOptions& o) {
 
 }  // namespace
 
-void BufferImpl::make_handle(const DispatchArgs& args,
-                             const DispatchOptions& o,
-                             DispatchMemory& memory) const {
+void BufferImpl::make_handle(Dispatching& d) const {
+  const DispatchOptions& o = d.options;
   const auto plan = layout::PlanLayout::make(settings().num_ranks, settings().max_local_experts);
   const uint64_t slots = uint64_t{o.num_tokens} * o.num_topk;
   const uint64_t idx_bytes = align_up(slots * num_bytes(o.idx_dtype), 64);
@@ -58,8 +65,8 @@ void BufferImpl::make_handle(const DispatchArgs& args,
           Tensor::contiguous(at, DType::kFloat32, {tokens, topk}, std::move(owner));
   };
   if (o.replay) {
-    header = args.handle->header();
-    std::copy_n(args.handle->tensors().begin(), tensors.size(), tensors.begin());
+    header = d.args.handle->header();
+    std::copy_n(d.args.handle->tensors().begin(), tensors.size(), tensors.begin());
     if (o.new_weights) {  // a snapshot of their own: the old handle keeps its weights
       const std::shared_ptr<void> owner = buffer::allocate(*core_, weights_bytes);
       weights_in(static_cast<std::byte*>(owner.get()), owner);
@@ -90,16 +97,15 @@ void BufferImpl::make_handle(const DispatchArgs& args,
   header.idx_is_64 = o.idx_dtype == DType::kInt64;
   header.has_weights = o.has_weights;
   header.global_ids = o.global_ids;
-  memory.handle = HandleAccess::make(header, tensors);
+  d.handle = HandleAccess::make(header, tensors);
 }
 
-kernels::DispatchParams BufferImpl::dispatch_params(const DispatchArgs& args,
-                                                    const DispatchOptions& o,
-                                                    const DispatchMemory& memory,
-                                                    const CallPtr& call) {
-  const std::span<const Tensor> handle = memory.handle.tensors();
+kernels::DispatchParams BufferImpl::dispatch_params(const Dispatching& d) {
+  const DispatchArgs& args = d.args;
+  const DispatchOptions& o = d.options;
+  const std::span<const Tensor> handle = d.handle.tensors();
   kernels::DispatchParams p{};
-  p.entry = entry_params(call);
+  p.entry = entry_params(d.call);
   buffer::fill_agreed(o, args, p.entry.agreed);
   p.plan = static_cast<uint32_t*>(handle[Handle::kPlan].data);
   if (o.replay) p.entry.routing_hash = p.plan + layout::PlanLayout::kHashLow;
@@ -132,8 +138,8 @@ kernels::DispatchParams BufferImpl::dispatch_params(const DispatchArgs& args,
     p.gap_scale = 0x7F7F7F7Fu;
   else if (o.quant != Quant::kNone)
     p.gap_scale = 0x3F800000u;  // 1.0f
-  p.extent_offset = memory.extent.offset;
-  p.extent_bytes = memory.extent.num_bytes;
+  p.extent_offset = d.extent.offset;
+  p.extent_bytes = d.extent.num_bytes;
   return p;
 }
 
@@ -145,173 +151,185 @@ bool BufferImpl::wants_window(const DispatchOptions& o) const {
 }
 
 // The call has failed with its extent in hand.  Rows may be on their way into it unless it ended at entry.
-void BufferImpl::give_up_extent(const DispatchOptions& o,
-                                const DispatchMemory& memory,
-                                const Launch& launch,
-                                const CallPtr& call) {
-  if (call->cause() != Cause::kNone && call->ticket.fault.poisons == 0) {
-    core_->arena->give_back(memory.extent);
+void BufferImpl::give_up_extent(const Dispatching& d) {
+  if (d.call->cause() != Cause::kNone && d.call->ticket.fault.poisons == 0) {
+    core_->arena->give_back(d.extent);
     return;
   }
-  const Extent kept = core_->arena->trim(memory.extent, worst_layout(settings(), o).num_bytes);
+  const uint64_t worst = worst_layout(settings(), d.options).num_bytes;
+  const Extent kept = core_->arena->trim(d.extent, worst);
   const std::shared_ptr<Block> block = core_->arena->make_block(kept, BlockUse::kOther);
-  block->record_stream(launch.stream.impl());
-  block->set_usable_from(call->ticket.sequence + 2);
+  block->record_stream(d.launch.stream.impl());
+  block->set_usable_from(d.call->ticket.sequence + 2);
 }
 
-// Splits the extent into its two blocks, and copies them to the caller's memory where the policy says so.
-void BufferImpl::place_outputs(const DispatchOptions& o,
-                               DispatchMemory& memory,
-                               const Launch& launch,
-                               const CallPtr& call) {
-  const OutputLayout at = OutputLayout::make(o.shape, memory.num_rows);
-  const Extent extent = core_->arena->trim(memory.extent, at.num_bytes);
+void BufferImpl::choose_place(Dispatching& d) const {
+  d.in_window = (d.given.payload && d.given.metadata) || wants_window(d.options);
+  if (*d.in_window) return;
+  const OutputLayout at = d.layout();
+  if (!d.given.payload) d.caller_payload = buffer::allocate(*core_, at.metadata_offset);
+  if (!d.given.metadata)
+    d.caller_metadata = buffer::allocate(*core_, at.num_bytes - at.metadata_offset);
+}
+
+// The extent, and where the size is known what the allocator must give.
+void BufferImpl::take_memory(Dispatching& d) const {
+  d.given = buffer::check_caller_outputs(settings(), d.options, d.args);
+  if (d.options.learns_size()) {
+    d.extent = take_for(d.launch, worst_layout(settings(), d.options).num_bytes, true).extent;
+    return;
+  }
+  d.num_rows = buffer::rows_before(settings(), d.options, d.args);
+  d.extent = take_for(d.launch, d.layout().num_bytes, false).extent;
+  try {
+    choose_place(d);
+  } catch (...) {
+    core_->arena->give_back(d.extent);
+    throw;
+  }
+}
+
+// Splits the extent into its two blocks; `out` views them.
+void BufferImpl::view_extent(const Dispatching& d, DispatchResult& out) const {
+  const OutputLayout at = d.layout();
+  const Extent extent = core_->arena->trim(d.extent, at.num_bytes);
   const uint64_t split = std::min(at.metadata_offset, extent.num_bytes);
   const auto payload = core_->arena->make_block({extent.offset, split}, BlockUse::kRows);
   const auto metadata =
       core_->arena->make_block({extent.offset + split, extent.num_bytes - split}, BlockUse::kOther);
   for (const auto& block : {payload, metadata}) {
-    block->record_stream(launch.stream.impl());
-    call->blocks.push_back(block);
+    block->record_stream(d.launch.stream.impl());
+    d.call->blocks.push_back(block);
   }
-  memory.blocks = {payload, metadata};
-  memory.payload_base = memory.metadata_base = core_->arena->window_base() + extent.offset;
-  memory.payload = payload;
-  memory.metadata = metadata;
-  if (!memory.caller_payload && wants_window(o)) {
+  std::byte* const base = core_->arena->window_base() + extent.offset;
+  buffer::OutputViews(d.options, d.num_rows, {base, payload}, {base, metadata})
+      .fill(settings(), d.args, out);
+  out.window_blocks = {payload, metadata};
+}
+
+// The tensors that the policy "caller" makes, where the caller gave none.
+DispatchTensors BufferImpl::policy_outputs(const Dispatching& d) const {
+  auto* const metadata = static_cast<std::byte*>(d.caller_metadata.get());
+  DispatchTensors made;
+  buffer::OutputViews(
+      d.options, d.num_rows, {static_cast<std::byte*>(d.caller_payload.get()), d.caller_payload},
+      {metadata == nullptr ? nullptr : metadata - d.layout().metadata_offset, d.caller_metadata})
+      .fill(settings(), d.args, made);
+  buffer::prefer(d.args.out, made);
+  return made;
+}
+
+// Places what is given in the caller's tensors, and the rest where the policy says.
+void BufferImpl::place_outputs(Dispatching& d, DispatchResult& out) {
+  if (!d.in_window) choose_place(d);  // before `out` is touched: it may throw
+  view_extent(d, out);
+  kernels::CopyOutParams copies{};
+  const uint32_t* const num_rows = d.plan() + layout::PlanLayout::kNumRows;
+  if (*d.in_window) {
     core_->num_window_outputs.fetch_add(1);
+    buffer::take_caller_outputs(d.args.out, num_rows, copies, out);
+    buffer::for_each_defined(d.args.out, [&](const Tensor& t) { d.call->keep(t); });
+  } else {
+    core_->num_caller_outputs.fetch_add(1);
+    const DispatchTensors to = policy_outputs(d);
+    buffer::take_caller_outputs(to, num_rows, copies, out);
+    buffer::for_each_defined(to, [&](const Tensor& t) { d.call->keep(t); });
+    out.window_blocks = {};
+  }
+  if (copies.num_items == 0) return;
+  Launch copy = launch_on(d.launch.stream);
+  copy.num_blocks = d.launch.num_blocks;
+  queue_kernel(copy, {.op = kernels::KernelOp::kCopyOut}, copies);
+}
+
+// What the exact operation has told the host by now.
+void BufferImpl::tell_counts(const Dispatching& d, DispatchResult& out) const {
+  if (!d.options.exact) {
+    out.num_rows.reset();
+    out.tokens_per_expert.reset();
     return;
   }
-  copy_outputs(o, memory, launch, call);
-  core_->num_caller_outputs.fetch_add(1);
+  out.num_rows = d.num_rows;
+  const uint32_t* const counts =
+      d.plan() + layout::PlanLayout::make(settings().num_ranks, settings().max_local_experts)
+                     .tokens_per_expert;
+  if (!out.tokens_per_expert) out.tokens_per_expert.emplace();
+  out.tokens_per_expert->assign(counts, counts + settings().num_local_experts());
 }
 
-void BufferImpl::reserve_caller_memory(const DispatchOptions& o, DispatchMemory& memory) const {
-  const OutputLayout at = OutputLayout::make(o.shape, memory.num_rows);
-  memory.caller_payload = buffer::allocate(*core_, at.metadata_offset);
-  memory.caller_metadata = buffer::allocate(*core_, at.num_bytes - at.metadata_offset);
+// The peers are past their records when the allocator turns out to have no room: their next call ends
+// instead; this one, still on its way, would take the abort.
+void BufferImpl::end_without_room(const Dispatching& d) {
+  queue_end(d.launch, d.call).impl()->wait(device::kNoDeadline, {});
+  d.call->mark_raised();
+  if (core_->needs_resync) return;
+  set_abort(Cause::kNoHostMemory);
+  if (const CallPtr spent = spend_abort()) spent->mark_raised();
 }
 
-void BufferImpl::copy_outputs(const DispatchOptions& o,
-                              DispatchMemory& memory,
-                              const Launch& launch,
-                              const CallPtr& call) {
-  const OutputLayout at = OutputLayout::make(o.shape, memory.num_rows);
-  if (!memory.caller_payload) reserve_caller_memory(o, memory);
-  const std::shared_ptr<void> payload = memory.caller_payload, metadata = memory.caller_metadata;
-  std::byte* const to_payload = static_cast<std::byte*>(payload.get());
-  std::byte* const to_metadata = static_cast<std::byte*>(metadata.get()) - at.metadata_offset;
-  const std::byte* const from = memory.payload_base;
-  const auto* num_rows = static_cast<const uint32_t*>(memory.handle.tensors()[Handle::kPlan].data) +
-                         layout::PlanLayout::kNumRows;
-  kernels::CopyOutParams p{};
-  const auto add_rows = [&](uint64_t offset,
-                            uint32_t row_bytes) {  // the used rows: dead ones are unspecified
-    if (row_bytes != 0)
-      p.items[p.num_items++] = {to_payload + offset, from + offset, layout::row_pitch(row_bytes),
-                                num_rows};
-  };
-  add_rows(at.x_offset, o.shape.x_bytes);
-  add_rows(at.scales_offset, o.shape.scales_bytes);
-  for (uint32_t i = 0; i < o.shape.num_extras; ++i)
-    add_rows(at.extra_offset[i], o.shape.extra_bytes[i]);
-  p.items[p.num_items++] = {to_metadata + at.metadata_offset, from + at.metadata_offset,
-                            at.num_bytes - at.metadata_offset, nullptr};
-  Launch copy{launch.stream, launch.num_blocks};
-  queue_kernel(copy, {.op = kernels::KernelOp::kCopyOut}, p);
-  call->keep.push_back(payload);
-  call->keep.push_back(metadata);
-  memory.payload = payload;
-  memory.metadata = metadata;
-  memory.payload_base = to_payload;
-  memory.metadata_base = to_metadata;
-  memory.blocks = {};
-}
-
-// The extent, and where sizes and the policy allow to know it, the caller's memory.
-void BufferImpl::take_memory(const DispatchArgs& args,
-                             const DispatchOptions& o,
-                             Launch& launch,
-                             DispatchMemory& memory) const {
-  if (o.learns_size()) {
-    memory.extent = take_for(launch, worst_layout(settings(), o).num_bytes, true).extent;
-    return;
+// Waits until the host knows N; throws where the operation has failed by then.
+void BufferImpl::learn_size(Dispatching& d) {
+  const bool interrupted = !wait_counts(d.call);
+  if (interrupted || (d.call->done() && d.call->cause() != Cause::kNone)) {
+    give_up_extent(d);
+    const Event event = queue_end(d.launch, d.call);
+    if (interrupted) throw_interrupted(d.call);
+    complete(d.call, event);
   }
-  memory.num_rows = o.exact ? args.handle->header().num_rows_total
-                            : buffer::fixed_rows(settings(), o, settings().rank);
-  memory.extent =
-      take_for(launch, OutputLayout::make(o.shape, memory.num_rows).num_bytes, false).extent;
-  if (wants_window(o)) return;
-  try {
-    reserve_caller_memory(o, memory);
-  } catch (...) {
-    core_->arena->give_back(memory.extent);
-    throw;
-  }
+  d.num_rows = d.call->ticket.num_rows;
 }
 
-DispatchResult BufferImpl::dispatch(const DispatchArgs& args) {
+void BufferImpl::dispatch(const DispatchArgs& args, DispatchResult& out) {
   const auto turn = enter();
-  DispatchOptions options;
-  DispatchMemory memory;
-  Launch launch;
+  Dispatching d{args};
   prepare_or_refuse(OpKind::kDispatch, [&] {
-    options = buffer::resolve_dispatch(settings(), core_->buffer_id, args);
-    launch = where(args.stream, args.wait_for, args.num_sms);
-    make_handle(args, options, memory);
-    take_memory(args, options, launch, memory);
+    d.options = buffer::resolve_dispatch(settings(), core_->buffer_id, args);
+    d.launch = where(args.stream, args.wait_for, args.num_sms);
+    make_handle(d);
+    take_memory(d);
   });
-  const CallPtr call = std::make_shared<Call>(core_, OpKind::kDispatch);
-  call->defers_capacity = !options.exact;
+  d.call = make_call(OpKind::kDispatch);
+  d.call->defers_capacity = !d.options.exact;
   for (const Tensor* t : {&args.x, &args.topk_idx, &args.topk_weights, &args.scales})
-    call->keep.push_back(t->owner);
+    d.call->keep(*t);
   for (const Tensor& t : args.extras)
-    call->keep.push_back(t.owner);
-  for (const Tensor& t : memory.handle.tensors())
-    call->keep.push_back(t.owner);
-  queue_kernel(launch, {.op = kernels::KernelOp::kDispatch, .dispatch = options.config},
-               dispatch_params(args, options, memory, call));
-  DispatchResult out;
-  out.inputs_done = Event(launch.stream.impl()->record());
-  if (options.learns_size()) {
-    const bool interrupted = !wait_counts(call);
-    if (interrupted || (call->done() && call->cause() != Cause::kNone)) {
-      give_up_extent(options, memory, launch, call);
-      const Event event = queue_end(launch, call);
-      if (interrupted) throw_interrupted(call);
-      complete(call, event);
-    }
-    memory.num_rows = call->ticket.num_rows;
-  }
-  if (options.exact) {
-    out.num_rows = memory.num_rows;
-    const auto plan = layout::PlanLayout::make(settings().num_ranks, settings().max_local_experts);
-    const auto* counts = static_cast<const uint32_t*>(memory.handle.tensors()[Handle::kPlan].data) +
-                         plan.tokens_per_expert;
-    out.tokens_per_expert.emplace(counts, counts + settings().num_local_experts());
-  }
+    d.call->keep(t);
+  for (const Tensor& t : d.handle.tensors())
+    d.call->keep(t);
+  queue_kernel(d.launch, {.op = kernels::KernelOp::kDispatch, .dispatch = d.options.config},
+               dispatch_params(d));
+  const Event inputs_done(d.launch.stream.impl()->record());
+  if (d.options.learns_size()) learn_size(d);
   try {
-    place_outputs(options, memory, launch, call);
-  } catch (const buffer::
-               NoHostMemory&) {  // the peers are past their records: their next call ends instead
-    queue_end(launch, call)
-        .impl()
-        ->wait(device::kNoDeadline, {});  // or this one, on its way, would take the abort
-    call->mark_raised();
-    if (core_->needs_resync) throw;
-    set_abort(Cause::kNoHostMemory);
-    if (const CallPtr spent = spend_abort()) spent->mark_raised();
+    place_outputs(d, out);
+  } catch (const buffer::NoHostMemory&) {
+    end_without_room(d);
     throw;
   }
-  HandleAccess::header(memory.handle).num_rows_total = memory.num_rows;
-  out.handle = memory.handle;
-  out.window_blocks = memory.blocks;
-  buffer::OutputViews(options, memory.num_rows, memory.payload_base, memory.metadata_base,
-                      memory.payload, memory.metadata)
-      .fill(settings(), args, out);
-  out.event = queue_end(launch, call);
-  if (!args.async_op) complete(call, out.event);
-  return out;
+  tell_counts(d, out);
+  HandleAccess::header(d.handle).num_rows_total = d.num_rows;
+  out.handle = std::move(d.handle);
+  out.inputs_done = inputs_done;
+  out.event = queue_end(d.launch, d.call);
+  if (!args.async_op) complete(d.call, out.event);
+}
+
+DispatchTensors BufferImpl::output_spec(const DispatchArgs& args) const {
+  require_open();
+  DispatchArgs shapes = args;  // nothing is read: what has no data yet need not have any
+  std::byte nothing{};
+  const auto lend = [&](Tensor& t) {
+    if (t.data == nullptr) t.data = &nothing;
+  };
+  for (Tensor* t : {&shapes.x, &shapes.topk_idx, &shapes.topk_weights, &shapes.scales})
+    lend(*t);
+  for (Tensor& t : shapes.extras)
+    lend(t);
+  const DispatchOptions o = buffer::resolve_dispatch(settings(), core_->buffer_id, shapes);
+  DispatchTensors spec;
+  buffer::OutputViews(o, buffer::rows_before(settings(), o, shapes), {}, {})
+      .fill(settings(), shapes, spec);
+  return spec;
 }
 
 void DispatchResult::record_stream(const Stream& stream) const {

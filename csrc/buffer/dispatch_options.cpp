@@ -2,6 +2,7 @@
 
 #include "buffer/checks.hpp"
 #include "buffer/refusal.hpp"
+#include "buffer/reserved.hpp"
 #include "common/text.hpp"
 #include "ep/error.hpp"
 #include "layout/plan.hpp"
@@ -210,26 +211,6 @@ void check_limits(const Settings& s, const DispatchOptions& o) {
   }
 }
 
-// Names that exist for later versions.
-void check_reserved(const DispatchArgs& args) {
-  constexpr const char* kQuants[] = {"quant=mxfp8", "quant=nvfp4", "quant=int8_row"};
-  constexpr const char* kScaleLayouts[] = {"scale_layout=row", "scale_layout=col",
-                                           "scale_layout=col_ue8m0x4",
-                                           "scale_layout=swizzle_128x4"};
-  const auto refuse = [](const char* what, const char* instead) {
-    throw Unsupported(str(what, " is not supported by this version; ", instead));
-  };
-  if (args.mode != Mode::kThroughput) refuse("mode=latency", "mode=throughput is");
-  if (args.layout == Layout::kBatched) refuse("layout \"batched\"", "\"rank\" and \"expert\" are");
-  if (args.quant >= Quant::kMxFp8) {
-    refuse(kQuants[static_cast<int>(args.quant) - static_cast<int>(Quant::kMxFp8)],
-           "the fp8_block128 formats are");
-  }
-  if (args.scale_layout != ScaleLayout::kRow)
-    refuse(kScaleLayouts[static_cast<int>(args.scale_layout)], "\"row\" is");
-  if (args.split) refuse("split=true", "async_op=true is");
-}
-
 }  // namespace
 
 uint64_t fixed_rows(const Settings& s, const DispatchOptions& o, uint32_t rank) {
@@ -237,6 +218,10 @@ uint64_t fixed_rows(const Settings& s, const DispatchOptions& o, uint32_t rank) 
   return layout::worst_case_rows({o.by_expert(), s.num_ranks, o.max_tokens, o.num_topk,
                                   s.expert_offsets[rank + 1] - s.expert_offsets[rank],
                                   o.expert_alignment});
+}
+
+uint64_t rows_before(const Settings& s, const DispatchOptions& o, const DispatchArgs& args) {
+  return o.exact && o.replay ? args.handle->header().num_rows_total : fixed_rows(s, o, s.rank);
 }
 
 void check_handle(const Settings& s, uint64_t buffer_id, const Handle& handle) {

@@ -35,6 +35,11 @@ DispatchOptions resolve_dispatch(const Settings& settings,
 // Rows of a fixed-size output on `rank`.
 uint64_t fixed_rows(const Settings& settings, const DispatchOptions& options, uint32_t rank);
 
+// N on this rank before the operation: its bound where only the operation will tell.
+uint64_t rows_before(const Settings& settings,
+                     const DispatchOptions& options,
+                     const DispatchArgs& args);
+
 // The agreed words of the entry record, but for kStatus and the routing hash.
 void fill_agreed(const DispatchOptions& options,
                  const DispatchArgs& args,

@@ -4,11 +4,18 @@
 
 #include "buffer/buffer_impl.hpp"
 #include "buffer/checks.hpp"
+#include "buffer/reserved.hpp"
 #include "common/text.hpp"
 #include "ep/error.hpp"
 #include "layout/rows.hpp"
 
 namespace ep {
+
+#define EP_TEXT(number) #number
+#define EP_VERSION_TEXT(major, minor, patch) EP_TEXT(major) "." EP_TEXT(minor) "." EP_TEXT(patch)
+const char* EP_ABI_NAMESPACE::version() noexcept {
+  return EP_VERSION_TEXT(EP_VERSION_MAJOR, EP_VERSION_MINOR, EP_VERSION_PATCH);
+}
 
 EPBuffer::EPBuffer(std::shared_ptr<Communicator> group, const BufferConfig& config)
     : impl_(std::make_shared<BufferImpl>(std::move(group), config, buffer::host_environment())) {}
@@ -31,10 +38,29 @@ EPBuffer BufferAccess::create(std::shared_ptr<Communicator> group,
 }
 
 DispatchResult EPBuffer::dispatch(const DispatchArgs& args) {
-  return impl_->dispatch(args);
+  DispatchResult result;
+  impl_->dispatch(args, result);
+  return result;
+}
+void EPBuffer::dispatch(const DispatchArgs& args, DispatchResult& result) {
+  impl_->dispatch(args, result);
 }
 CombineResult EPBuffer::combine(const CombineArgs& args) {
-  return impl_->combine(args);
+  CombineResult result;
+  impl_->combine(args, result);
+  return result;
+}
+void EPBuffer::combine(const CombineArgs& args, CombineResult& result) {
+  impl_->combine(args, result);
+}
+DispatchTensors EPBuffer::output_spec(const DispatchArgs& args) const {
+  return impl_->output_spec(args);
+}
+void EPBuffer::warm(const DispatchArgs& args) {
+  buffer::check_reserved(args);
+}
+void EPBuffer::warm(const CombineArgs& args) {
+  buffer::check_reserved(args);
 }
 Tensor EPBuffer::expert_output(const Handle& handle, uint32_t hidden, DType dtype) {
   return impl_->expert_output(handle, hidden, dtype);

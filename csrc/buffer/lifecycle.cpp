@@ -43,12 +43,11 @@ BufferImpl::CallPtr BufferImpl::spend_abort() {
   };
   if (is_taken()) return nullptr;
   const Event before = last_event_;
-  const CallPtr call = std::make_shared<Call>(core_, OpKind::kNone);
+  const CallPtr call = make_call(OpKind::kNone);
   kernels::RefuseParams params{};
   params.entry = entry_params(call);
   params.only_if_aborted = true;
-  Launch launch;
-  launch.stream = comm_stream_;
+  const Launch launch = launch_on(comm_stream_);
   queue_kernel(launch, {.op = kernels::KernelOp::kRefuse}, params);
   const Event event = queue_end(launch, call);
   // The turn waits for nobody but a drain, within the timeout.  Operations before it may wait for peers that
@@ -134,13 +133,12 @@ void BufferImpl::close() noexcept {
   if (getpid() != pid_) return keep_for_ever({});  // the parent's threads do not exist here
   try {
     const auto turn = turns_->take({});
-    const CallPtr call = std::make_shared<Call>(core_, OpKind::kNone);
+    const CallPtr call = make_call(OpKind::kNone);
     kernels::CloseParams params{};
     params.state = &core_->state;
     params.ticket = &call->ticket;
     params.patience_ns = static_cast<uint64_t>(std::min(timeout_s(), kClosePatience) * 1e9);
-    Launch launch;
-    launch.stream = comm_stream_;
+    const Launch launch = launch_on(comm_stream_);
     queue_kernel(launch, {.op = kernels::KernelOp::kClose}, params);
     queue_end(launch, call).impl()->wait(device::kNoDeadline, {});
     core_->fabric->stop_watching();

@@ -11,6 +11,7 @@
 #include "common/function_ref.hpp"
 #include "device/doorbell.hpp"
 #include "ep/config.hpp"
+#include "ep/stream.hpp"
 #include "kernels/kernel_key.hpp"
 
 namespace ep::device {
@@ -29,7 +30,7 @@ class Deferred {
 
 }  // namespace ep::device
 
-namespace ep::detail {
+namespace ep::inline EP_ABI_NAMESPACE::detail {
 
 // A point in a stream's work.
 class EventImpl {
@@ -40,7 +41,8 @@ class EventImpl {
   virtual device::WaitResult wait(uint64_t deadline_ns, const std::function<bool()>& interrupt) = 0;
 
   std::shared_ptr<device::Deferred> deferred{};  // what synchronize() raises
-  std::function<bool()> interrupt{};             // what synchronize() asks; set by the buffer
+  // What synchronize() asks, or null; set by the buffer.
+  std::shared_ptr<const std::function<bool()>> interrupt{};
 };
 
 // An in-order queue of launches and host functions.
@@ -61,7 +63,7 @@ class StreamImpl {
   virtual std::shared_ptr<EventImpl> record() = 0;
 };
 
-}  // namespace ep::detail
+}  // namespace ep::inline EP_ABI_NAMESPACE::detail
 
 namespace ep::device {
 

@@ -29,6 +29,11 @@ detail::StreamImpl& require(const std::shared_ptr<detail::StreamImpl>& impl, con
   return *impl;
 }
 
+const std::function<bool()>& question_of(const detail::EventImpl& event) {
+  static const std::function<bool()> kNone;
+  return event.interrupt != nullptr ? *event.interrupt : kNone;
+}
+
 }  // namespace
 
 bool Event::query() const {
@@ -37,14 +42,14 @@ bool Event::query() const {
 
 void Event::wait() const {
   if (impl_ != nullptr &&
-      impl_->wait(device::kNoDeadline, impl_->interrupt) == device::WaitResult::kInterrupted) {
+      impl_->wait(device::kNoDeadline, question_of(*impl_)) == device::WaitResult::kInterrupted) {
     throw Interrupted("the wait for an event was interrupted");
   }
 }
 
 void Event::synchronize(double timeout_s) const {
   if (impl_ == nullptr) return;
-  switch (impl_->wait(deadline_after(timeout_s), impl_->interrupt)) {
+  switch (impl_->wait(deadline_after(timeout_s), question_of(*impl_))) {
     case device::WaitResult::kReady:
       break;
     case device::WaitResult::kDeadline:

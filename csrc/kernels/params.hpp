@@ -95,12 +95,13 @@ struct CloseParams {
 };
 
 // Copies out of an extent into the caller's memory, behind a dispatch in the same stream.
-inline constexpr uint32_t kMaxCopies = 6 + layout::kMaxExtras;
+inline constexpr uint32_t kMaxCopies = 12 + layout::kMaxExtras;
 struct CopyOutParams {
   struct Item {
     std::byte* to;
     const std::byte* from;
-    uint64_t num_bytes;        // where num_rows is null, else bytes per row
+    uint64_t num_bytes;        // where num_rows is null, else bytes from row to row
+    uint64_t padding;          // of these behind a row; what follows the last row is not ours to write
     const uint32_t* num_rows;  // device memory
   } items[kMaxCopies];
   uint32_t num_items;

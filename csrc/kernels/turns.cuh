@@ -74,8 +74,8 @@ EP_HOST_DEVICE void copy_out(Coop coop, const CopyOutParams& p) {
   const uint32_t workers = coop.num_blocks() * coop.num_workers();
   for (uint32_t i = 0; i < p.num_items; ++i) {
     const CopyOutParams::Item& item = p.items[i];
-    const uint64_t num_bytes =
-        item.num_bytes * (item.num_rows == nullptr ? 1 : coop.read(item.num_rows));
+    const uint64_t num_rows = item.num_rows == nullptr ? 1 : coop.read(item.num_rows);
+    const uint64_t num_bytes = num_rows == 0 ? 0 : item.num_bytes * num_rows - item.padding;
     const uint64_t units = ceil_div(num_bytes, kUnit);
     const uint64_t begin = part_begin(units, worker, workers) * kUnit;
     const uint64_t end = min_of(part_begin(units, worker + 1, workers) * kUnit, num_bytes);

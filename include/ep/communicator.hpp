@@ -9,7 +9,9 @@
 #include <string>
 #include <vector>
 
-namespace ep {
+#include "ep/version.hpp"
+
+namespace ep::inline EP_ABI_NAMESPACE {
 
 // Thread safety: one call at a time per object.
 class Communicator {
@@ -59,4 +61,4 @@ class Communicator {
   static std::shared_ptr<Communicator> from_nccl(void* nccl_comm);
 };
 
-}  // namespace ep
+}  // namespace ep::inline EP_ABI_NAMESPACE

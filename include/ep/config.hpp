@@ -11,7 +11,7 @@
 
 #include "ep/tensor.hpp"
 
-namespace ep {
+namespace ep::inline EP_ABI_NAMESPACE {
 
 // Where the rows of a dispatch end up.  They always land in an extent of the arena first.
 enum class Outputs : uint8_t {
@@ -72,4 +72,4 @@ struct Memory {
   uint64_t total = 0;
 };
 
-}  // namespace ep
+}  // namespace ep::inline EP_ABI_NAMESPACE

@@ -7,10 +7,13 @@
 #include <utility>
 #include <vector>
 
-namespace ep {
+#include "ep/version.hpp"
+
+namespace ep::inline EP_ABI_NAMESPACE {
 
 // The class of an error, for code that must not catch by type (bindings, statuses).
 enum class ErrorKind : uint8_t {
+  kNone,  // no error
   kError,
   kInvalidArgument,
   kCapacity,
@@ -21,6 +24,33 @@ enum class ErrorKind : uint8_t {
   kUnsupported,
   kInterrupted,
 };
+
+// The name of its exception class.
+constexpr const char* name_of(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::kNone:
+      return "none";
+    case ErrorKind::kError:
+      return "Error";
+    case ErrorKind::kInvalidArgument:
+      return "InvalidArgument";
+    case ErrorKind::kCapacity:
+      return "CapacityError";
+    case ErrorKind::kTimeout:
+      return "Timeout";
+    case ErrorKind::kPeer:
+      return "PeerError";
+    case ErrorKind::kPeerLost:
+      return "PeerLost";
+    case ErrorKind::kDesync:
+      return "Desync";
+    case ErrorKind::kUnsupported:
+      return "Unsupported";
+    case ErrorKind::kInterrupted:
+      return "Interrupted";
+  }
+  return "unknown";
+}
 
 class Error : public std::runtime_error {
  public:
@@ -100,4 +130,4 @@ class Interrupted : public Error {
   explicit Interrupted(const std::string& what) : Error(what, ErrorKind::kInterrupted) {}
 };
 
-}  // namespace ep
+}  // namespace ep::inline EP_ABI_NAMESPACE

@@ -7,7 +7,7 @@
 
 #include "ep/tensor.hpp"
 
-namespace ep {
+namespace ep::inline EP_ABI_NAMESPACE {
 
 // How rows are laid out at the receiver.
 enum class Layout : uint8_t {
@@ -64,4 +64,4 @@ class Handle {
   std::array<Tensor, kNumTensors> tensors_{};
 };
 
-}  // namespace ep
+}  // namespace ep::inline EP_ABI_NAMESPACE

@@ -4,7 +4,9 @@
 #include <functional>
 #include <memory>
 
-namespace ep {
+#include "ep/version.hpp"
+
+namespace ep::inline EP_ABI_NAMESPACE {
 
 namespace detail {
 class StreamImpl;
@@ -59,4 +61,4 @@ class Stream {
   std::shared_ptr<detail::StreamImpl> impl_;
 };
 
-}  // namespace ep
+}  // namespace ep::inline EP_ABI_NAMESPACE

@@ -6,7 +6,9 @@
 #include <initializer_list>
 #include <memory>
 
-namespace ep {
+#include "ep/version.hpp"
+
+namespace ep::inline EP_ABI_NAMESPACE {
 
 enum class DType : uint8_t {
   kUInt8,
@@ -156,4 +158,4 @@ struct Tensor {
   }
 };
 
-}  // namespace ep
+}  // namespace ep::inline EP_ABI_NAMESPACE

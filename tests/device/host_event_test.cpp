@@ -1,6 +1,7 @@
 #include "device/host/host_event.hpp"
 
 #include <atomic>
+#include <functional>
 #include <future>
 #include <memory>
 #include <thread>
@@ -90,7 +91,8 @@ TEST(Event, SynchronizeThrowsInterruptedWhenTheHookSaysSo) {
   gate.hold(stream);
   const Event event = stream.record();
   int num_asked = 0;
-  event.impl()->interrupt = [&] { return ++num_asked == 2; };
+  event.impl()->interrupt =
+      std::make_shared<const std::function<bool()>>([&] { return ++num_asked == 2; });
   EXPECT_THROW(event.synchronize(), Interrupted);
   EXPECT_EQ(num_asked, 2);
   gate.open();

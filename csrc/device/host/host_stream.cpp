@@ -49,7 +49,7 @@ void HostStream::wait(std::shared_ptr<detail::EventImpl> event) {
 }
 
 std::shared_ptr<detail::EventImpl> HostStream::record() {
-  return std::make_shared<HostEvent>(state_, state_->enqueued());
+  return make_pooled<HostEvent>(state_->allocator(), state_, state_->enqueued());
 }
 
 }  // namespace ep::device::host

@@ -14,6 +14,7 @@
 
 #include "common/doorbell.hpp"
 #include "common/function_ref.hpp"
+#include "common/pool.hpp"
 #include "device/device.hpp"
 #include "device/host/block_team.hpp"
 
@@ -59,6 +60,7 @@ class StreamState {
   void close() noexcept;
 
   BlockTeam& team() { return team_; }
+  const PoolAllocator<std::byte>& allocator() const { return allocator_; }  // of its events
   Doorbell& done_doorbell() { return done_doorbell_; }
 
   uint64_t enqueued() const { return enqueued_.load(std::memory_order_acquire); }
@@ -74,6 +76,7 @@ class StreamState {
   void await_work() noexcept;
   void execute(StreamItem& item) noexcept;
 
+  const PoolAllocator<std::byte> allocator_{std::make_shared<Pool>()};
   std::mutex mutex_{};
   std::unique_ptr<StreamItem> first_{};
   StreamItem* last_ = nullptr;
