@@ -11,6 +11,7 @@
 #include "arguments.hpp"
 #include "bindings.hpp"
 #include "ep/error.hpp"
+#include "outputs.hpp"
 #include "results.hpp"
 #include "tensors.hpp"
 
@@ -75,6 +76,7 @@ class Buffer {
   Buffer& operator=(const Buffer&) = delete;
 
   EPBuffer* operator->() const { return buffer_.get(); }
+  EPBuffer* get() const { return buffer_.get(); }
 
   // Runs a collective call: `read` turns Python's arguments into the library's, with the interpreter's
   // lock; `call` runs without.  Whatever is raised, the turn is spent.
@@ -129,6 +131,7 @@ struct DispatchCall {
   DispatchArgs args;
   Handle handle;  // args.handle points here: another thread may drop the caller's
   ArrayKind kind;
+  std::optional<GivenOutputs> out;
 };
 
 void read_dispatch_options(Given& given, DispatchArgs& args) {
@@ -140,10 +143,6 @@ void read_dispatch_options(Given& given, DispatchArgs& args) {
     throw Unsupported(
         "global_scale belongs to the reserved format \"nvfp4\"; the formats that exist "
         "(ep.quant.formats()) have none");
-  }
-  if (!given["out"].is_none()) {
-    throw Unsupported(
-        "dispatch(out=) is reserved: outputs=\"caller\" gives tensors of your allocator");
   }
   args.layout = read_layout(given["layout"]);
   args.expert_alignment = read_optional_u32(given["expert_alignment"], "expert_alignment");
@@ -175,7 +174,11 @@ std::unique_ptr<DispatchCall> read_dispatch(const Buffer& buffer, const py::dict
   } else if (!args.topk_idx.defined()) {
     throw py::type_error("topk_idx is missing: a tensor [T,K], or handle=, is needed");
   }
-  if (!given.all_read()) read_dispatch_options(given, args);
+  if (!given.all_read()) {
+    const py::handle out = given["out"];
+    read_dispatch_options(given, args);
+    if (!out.is_none()) call->out.emplace().read(out, *buffer.get(), args);
+  }
   given.require_all_read("dispatch");
   return call;
 }
@@ -202,6 +205,7 @@ void read_combine_options(Given& given, CombineCall& call) {
     const std::string text = read_text(partial, "partial");
     if (text != "same" && text != "fp32")
       throw InvalidArgument("partial=\"" + text + "\" is neither \"same\" nor \"fp32\"");
+    args.partial = text == "same" ? Partial::kSame : Partial::kFloat32;
   }
   read_launch(given, args);
 }
@@ -228,15 +232,23 @@ std::unique_ptr<CombineCall> read_combine(const Buffer& buffer, const py::dict& 
 
 std::unique_ptr<DispatchOutput> dispatch(const Buffer& self, const py::dict& options) {
   ArrayKind kind;
+  std::optional<GivenOutputs> given;
   DispatchResult result = self.collective(
       Operation::kDispatch,
       [&] {
         auto call = read_dispatch(self, options);
         kind = call->kind;
+        given = std::move(call->out);
         return call;
       },
       [](EPBuffer& buffer, const auto& call) { return buffer.dispatch(call->args); });
-  return std::make_unique<DispatchOutput>(std::move(result), std::move(kind));
+  auto output = std::make_unique<DispatchOutput>(std::move(result), std::move(kind));
+  if (given) given->give_back(*output);
+  return output;
+}
+
+py::dict output_spec(const Buffer& self, const py::dict& options) {
+  return spec_as_dict(self->output_spec(read_dispatch(self, options)->args));
 }
 
 CombineOutput combine(const Buffer& self, const py::dict& options) {
@@ -292,6 +304,7 @@ uint64_t max_rows(const Buffer& self,
 void bind_calls(py::class_<Buffer>& buffer) {
   buffer.def("dispatch", &dispatch)
       .def("combine", &combine)
+      .def("output_spec", &output_spec)
       .def("expert_output", &expert_output)
       .def("routing_layout", &routing_layout)
       .def("refuse",

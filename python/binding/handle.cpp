@@ -83,11 +83,15 @@ number of times, in any order.  It may be pickled, and is good for the buffer th
           "T of this rank.")
       .def_property_readonly(
           "num_topk", [](const PyHandle& h) { return h.handle.header().num_topk; }, "K.")
-      .def_property_readonly("layout",
-                             [](const PyHandle& h) { return name_of(h.handle.header().layout); })
-      .def_property_readonly("exact", [](const PyHandle& h) { return h.handle.header().exact; })
-      .def_property_readonly("has_weights",
-                             [](const PyHandle& h) { return h.handle.header().has_weights; })
+      .def_property_readonly(
+          "layout", [](const PyHandle& h) { return name_of(h.handle.header().layout); },
+          "\"rank\" or \"expert\".")
+      .def_property_readonly(
+          "exact", [](const PyHandle& h) { return h.handle.header().exact; },
+          "Whether the dispatch was of exact size; a replay is too.")
+      .def_property_readonly(
+          "has_weights", [](const PyHandle& h) { return h.handle.header().has_weights; },
+          "Whether topk_weights were dispatched.")
       .def_property_readonly(
           "num_rows_total", [](const PyHandle& h) { return h.handle.header().num_rows_total; },
           "N: rows of the output tensors.")
@@ -97,9 +101,9 @@ number of times, in any order.  It may be pickled, and is good for the buffer th
             return restore(header, list);
           },
           py::arg("buf"), py::arg("header"), py::arg("tensors"),
-          "The reverse of header and tensors, for the buffer that made the handle; the buffer "
-          "checks "
-          "both when the handle is used.")
+          "The reverse of header and tensors, for `buf`, the buffer that made the handle.  Raises "
+          "InvalidArgument for a header of another size or another number of tensors; what else "
+          "they say is checked, with the same error, when the handle is used.")
       .def("__reduce__", [](const py::object& self) {
         const py::object restore_function = py::module_::import("ep._C").attr("_restore_handle");
         return py::make_tuple(restore_function,

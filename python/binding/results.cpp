@@ -32,31 +32,35 @@ void record_stream(DispatchOutput& self, const py::object& stream) {
   self.result().record_stream(read_stream(stream));
 }
 
+constexpr NamedTensor kDispatchTensors[] = {
+    {"x", &DispatchTensors::x, "[N,H] the received rows; N is exact, or the fixed size."},
+    {"scales", &DispatchTensors::scales, "[N,S] or None: scales of x."},
+    {"topk_idx", &DispatchTensors::topk_idx,
+     "Layout \"rank\": [N,K], -1 in slots of other ranks; \"expert\": [N].  The ids' dtype as "
+     "given; -1 in dead rows."},
+    {"topk_weights", &DispatchTensors::topk_weights,
+     "fp32, [N,K] (0 in slots of other ranks) or [N]; None when none were given."},
+    {"num_rows_device", &DispatchTensors::num_rows_device,
+     "[1] int32: rows in use, gaps included."},
+    {"rows_needed_device", &DispatchTensors::rows_needed_device,
+     "[1] int32: the true demand, also where max_rows cut it."},
+    {"tokens_per_expert_device", &DispatchTensors::tokens_per_expert_device, "[L] int32."},
+    {"expert_offsets", &DispatchTensors::expert_offsets,
+     "[L+1] int32: where each local expert's rows start (aligned)."},
+    {"rank_offsets", &DispatchTensors::rank_offsets,
+     "[R+1] int32: where each source rank's rows start; None with layout \"expert\"."},
+    {"source", &DispatchTensors::source,
+     "[N,2] int32: source rank and source token; -1 in dead rows."},
+    {"status", &DispatchTensors::status, "[1] int32: 0 = good; valid with the outputs."},
+};
+
 void bind_dispatch_tensors(py::class_<DispatchOutput>& output) {
-  const auto add = [&](const char* name, Tensor DispatchResult::*member, const char* doc) {
+  for (const NamedTensor& named : kDispatchTensors) {
     output.def_property_readonly(
-        name, [name, member](DispatchOutput& self) { return self.tensor(name, member); }, doc);
-  };
-  add("x", &DispatchResult::x, "[N,H] the received rows; N is exact, or the fixed size.");
-  add("scales", &DispatchResult::scales, "[N,S] or None: scales of x.");
-  add("topk_idx", &DispatchResult::topk_idx,
-      "Layout \"rank\": [N,K], -1 in slots of other ranks; \"expert\": [N].  The ids' dtype as "
-      "given; "
-      "-1 in dead rows.");
-  add("topk_weights", &DispatchResult::topk_weights,
-      "fp32, [N,K] (0 in slots of other ranks) or [N]; None when none were given.");
-  add("num_rows_device", &DispatchResult::num_rows_device,
-      "[1] int32: rows in use, gaps included.");
-  add("rows_needed_device", &DispatchResult::rows_needed_device,
-      "[1] int32: the true demand, also where max_rows cut it.");
-  add("tokens_per_expert_device", &DispatchResult::tokens_per_expert_device, "[L] int32.");
-  add("expert_offsets", &DispatchResult::expert_offsets,
-      "[L+1] int32: where each local expert's rows start (aligned).");
-  add("rank_offsets", &DispatchResult::rank_offsets,
-      "[R+1] int32: where each source rank's rows start; None with layout \"expert\".");
-  add("source", &DispatchResult::source,
-      "[N,2] int32: source rank and source token; -1 in dead rows.");
-  add("status", &DispatchResult::status, "[1] int32: 0 = good; valid with the outputs.");
+        named.name,
+        [&named](DispatchOutput& self) { return self.tensor(named.name, named.member); },
+        named.doc);
+  }
 }
 
 void bind_dispatch_output(py::module_& module) {
@@ -82,15 +86,21 @@ of the buffer's window: the memory is given back when the last of them is droppe
       .def("record_stream", &record_stream, py::arg("stream"),
            "Another stream reads these tensors: their memory is handed out again only after its "
            "work.")
-      .def("receive",
-           [](DispatchOutput&) -> py::object {
-             throw Unsupported(
-                 "receive() belongs to split=True, which this version does not have; event does");
-           })
-      .def_property_readonly("lost", [](DispatchOutput&) -> py::object {
-        throw Unsupported(
-            "lost belongs to elastic=True, which this version does not have; PeerLost.peers does");
-      });
+      .def(
+          "receive",
+          [](DispatchOutput&) -> py::object {
+            throw Unsupported(
+                "receive() belongs to split=True, which this version does not have; event does");
+          },
+          "Reserved for split=True: raises Unsupported.")
+      .def_property_readonly(
+          "lost",
+          [](DispatchOutput&) -> py::object {
+            throw Unsupported(
+                "lost belongs to elastic=True, which this version does not have; PeerLost.peers "
+                "does");
+          },
+          "Reserved for elastic=True: raises Unsupported.");
 }
 
 void bind_combine_output(py::module_& module) {
@@ -109,6 +119,10 @@ void bind_combine_output(py::module_& module) {
 }
 
 }  // namespace
+
+std::span<const NamedTensor> dispatch_tensors() {
+  return kDispatchTensors;
+}
 
 void bind_results(py::module_& module) {
   bind_dispatch_output(module);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,6 +12,14 @@
 #include "tensors.hpp"
 
 namespace ep::python {
+
+// The tensors of a dispatch's result as Python names them; extras, a list, come beside.
+struct NamedTensor {
+  const char* name;
+  Tensor DispatchTensors::*member;
+  const char* doc;
+};
+std::span<const NamedTensor> dispatch_tensors();
 
 // A handle, and the kind of arrays that its tensors are shown as.
 struct PyHandle {
@@ -39,12 +48,16 @@ class DispatchOutput {
 
   const DispatchResult& result() const { return result_; }
   const ArrayKind& kind() const { return kind_; }
-  py::object tensor(const char* name, Tensor DispatchResult::*member) {
+  py::object tensor(const char* name, Tensor DispatchTensors::*member) {
     return made_.get(name, [&] { return kind_.make(result_.*member); });
   }
   template <typename Make>
   py::object get(const char* name, Make make) {
     return made_.get(name, make);
+  }
+  // The caller's own array is given back as it came.
+  void set(const char* name, py::object array) {
+    made_.get(name, [&] { return std::move(array); });
   }
 
  private:

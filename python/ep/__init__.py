@@ -20,7 +20,7 @@ from ep.errors import (
     Timeout,
     Unsupported,
 )
-from ep.records import Memory, MemoryUse, RoutingLayout, Stats
+from ep.records import Memory, MemoryUse, RoutingLayout, Stats, TensorSpec
 from ep.support import Support, supports
 
 __version__: str = _C.version
@@ -44,6 +44,7 @@ __all__ = [
     "Stats",
     "Stream",
     "Support",
+    "TensorSpec",
     "Timeout",
     "Unsupported",
     "__version__",

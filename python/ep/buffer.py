@@ -9,7 +9,7 @@ from ep import _C, _lifetime
 from ep._calls import collective
 from ep._elastic import Elastic
 from ep.communicator import resolve_group
-from ep.records import Memory, MemoryUse, RoutingLayout, Stats
+from ep.records import Memory, MemoryUse, RoutingLayout, Stats, TensorSpec
 
 
 class EPBuffer(Elastic):
@@ -240,7 +240,10 @@ class EPBuffer(Elastic):
             ids: "local" (default) or "global": what out.topk_idx holds.
             outputs: overrides the buffer's policy in this call.
             handle: replays that routing: no counting, no host wait.  x may have any dtype and H.
-            out: reserved.
+            out: a dict of arrays to write results into, by their names here (extras: a list); any
+                subset, the others go where `outputs` says.  Each has the dtype and strides of
+                `output_spec`, at least its rows, and starts at a multiple of 16 bytes; the result
+                is the view of its first N rows.  A rank's own choice.
             wait_for: an event, or a list, that the operation starts behind.
             stream: `ep.Stream` to run on; None: ``comm_stream``.
             async_op: return when the counts are known (exact), or at once; wait for ``out.event``.
@@ -312,6 +315,21 @@ class EPBuffer(Elastic):
         Raises CapacityError when no free extent holds it.
         """
         return self._core.expert_output(handle, hidden, dtype)
+
+    def output_spec(self, x: Any, topk_idx: Any = None, topk_weights: Any = None, **options: Any):
+        """What `dispatch` would make of these arguments, without sending: {name: TensorSpec}.
+
+        x [T,H], topk_idx [T,K], topk_weights [T,K] and options as of `dispatch`; arithmetic only, on
+        this rank alone.  N of an exact dispatch that is no replay is its bound.  Names of results
+        that such a dispatch does not have are missing; extras is a list.  Raises TypeError,
+        InvalidArgument and CapacityError as `dispatch` would.
+        """
+        options |= {"x": x, "topk_idx": topk_idx, "topk_weights": topk_weights}
+        spec = self._core.output_spec(options)
+        extras = [TensorSpec(*extra) for extra in spec.pop("extras", [])]
+        return {name: TensorSpec(*tensor) for name, tensor in spec.items()} | (
+            {"extras": extras} if extras else {}
+        )
 
     def routing_layout(self, topk_idx: Any) -> RoutingLayout:
         """Counts of a routing [T,K], on this rank alone.

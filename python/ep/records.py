@@ -32,6 +32,14 @@ class Stats(NamedTuple):
     faults: int
 
 
+class TensorSpec(NamedTuple):
+    """A tensor that there is not yet."""
+
+    shape: tuple[int, ...]
+    dtype: str  # torch's name of it
+    strides: tuple[int, ...]  # elements
+
+
 class RoutingLayout(NamedTuple):
     """Counts of one rank's routing."""
 
