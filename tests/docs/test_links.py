@@ -53,6 +53,24 @@ def test_paths_and_symbols_exist(path):
     assert broken_paths(path) == []
 
 
+def unknown_names(path: pathlib.Path) -> list[str]:
+    """Words in backquotes that look like functions of ours, and are in no source."""
+    named = set(re.findall(r"`([a-z]+(?:_[a-z0-9]+)+)`", prose(path)))
+    files = [f for folder in ("csrc", "include", "python", "tests") for f in _sources(folder)]
+    text = "\n".join(file.read_text(encoding="utf-8") for file in files)
+    return sorted(name for name in named if not re.search(rf"\b{name}\b", text))
+
+
+def _sources(folder: str) -> list[pathlib.Path]:
+    endings = {".hpp", ".cpp", ".cuh", ".py", ".txt"}
+    return [f for f in (ROOT / folder).rglob("*") if f.suffix in endings and "docs" not in f.parts]
+
+
+@pytest.mark.parametrize("name", ["architecture.md", "contributing.md"])
+def test_functions_exist(name):
+    assert unknown_names(ROOT / "docs" / name) == []
+
+
 def test_headers_exist():
     """`ep/name.hpp` in a page is a public header."""
     named = {h for path in pages() for h in re.findall(r"`(ep/\w+\.hpp)`", prose(path))}
@@ -75,5 +93,7 @@ def test_a_broken_page_is_found(tmp_path):
     )
     links_of = broken_links(page)
     assert len(links_of) == 2 and "#three" in links_of[0] and "no.md" in links_of[1]
+    page.write_text(page.read_text() + "`count_tokens` `count_tokns`")
+    assert unknown_names(page) == ["count_tokns"]
     paths_of = broken_paths(page)
     assert len(paths_of) == 2 and "Cell" in paths_of[0] and "bufer" in paths_of[1]
