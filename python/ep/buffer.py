@@ -155,7 +155,8 @@ class EPBuffer(Elastic):
     ) -> Memory:
         """Bytes that a buffer of these arguments (those of `EPBuffer`) registers on each rank.
 
-        Arithmetic only; the group is not looked at.  Raises InvalidArgument where EPBuffer would.
+        Arithmetic only; the group is not looked at.  num_ranks: R; num_experts, num_topk, hidden,
+        max_tokens_per_rank and **options as of EPBuffer.  Raises InvalidArgument where it would.
         """
         options |= {
             "num_experts": num_experts,
@@ -176,7 +177,12 @@ class EPBuffer(Elastic):
     def max_rows(
         self, layout: str, max_tokens: int | None = None, expert_alignment: int = 1
     ) -> int:
-        """N of a fixed-size (exact=False) output of this layout on this rank."""
+        """N of a fixed-size (exact=False) output of this layout on this rank.
+
+        With B = `max_tokens` (None: max_tokens_per_rank), a = `expert_alignment`, M = R * B * K:
+        "rank" R * B; "expert" a * (n + (M - n) // a) with n = min(L, M), 0 where L = 0.
+        Raises InvalidArgument where dispatch would.
+        """
         return self._core.max_rows(layout, max_tokens, expert_alignment)
 
     # --- the operations --------------------------------------------------------------------------
@@ -310,9 +316,9 @@ class EPBuffer(Elastic):
     ) -> Any:
         """A window-backed [N,hidden] to compute into, so that combine copies nothing.
 
-        It is consumed by combine: do not touch it afterwards.  Waits for the calls before it to
-            end.
-        Raises CapacityError when no free extent holds it.
+        `handle` is of the dispatch, `hidden` (None: the buffer's) may differ, `dtype` is bf16, fp16
+        or fp32.  Consumed by combine: do not touch it afterwards.  Waits for the calls before it.
+        Raises CapacityError when no free extent holds it, InvalidArgument for another's handle.
         """
         return self._core.expert_output(handle, hidden, dtype)
 
@@ -332,7 +338,7 @@ class EPBuffer(Elastic):
         )
 
     def routing_layout(self, topk_idx: Any) -> RoutingLayout:
-        """Counts of a routing [T,K], on this rank alone.
+        """Counts of a routing, topk_idx [T,K] int32 or int64, on this rank alone.
 
         Raises InvalidArgument for ids outside [-1, E).
         """
@@ -365,6 +371,7 @@ class EPBuffer(Elastic):
         """Collective, required after Timeout or PeerLost: drops what is in flight.
 
         Returns the number of the last call that completed on all ranks.  Older handles stay valid.
+        Raises Timeout or PeerLost when a rank does not come.
         """
         return self._core.resync()
 

@@ -1,4 +1,5 @@
-"""What the repository says about itself is true: README, pins, variables, file rules."""
+"""What the repository says about itself is true: map, pins, variables, file rules; tests/docs has
+links, paths and examples."""
 
 import importlib.metadata
 import pathlib
@@ -42,22 +43,6 @@ def test_licence_is_the_one_that_is_declared():
     licence = (ROOT / "LICENSE").read_text(encoding="utf-8")
     assert "Apache License" in licence and "Version 2.0" in licence
     assert 'license = "Apache-2.0"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-
-
-def test_links_in_documents_lead_somewhere():
-    for name in (n for n in tracked_files() if n.endswith(".md")):
-        text = (ROOT / name).read_text(encoding="utf-8")
-        for target in re.findall(r"\]\(([^)#\s]+)", text):
-            if "://" not in target:
-                assert (ROOT / name).parent.joinpath(target).exists(), f"{name} links {target}"
-
-
-def test_paths_in_the_readme_exist():
-    """A word in backquotes that starts with a folder of ours is a path."""
-    folders = {path.name for path in ROOT.iterdir() if path.is_dir()}
-    for word in re.findall(r"`([\w.\-]+/[\w./\-]*)", README):
-        if word.split("/")[0] in folders - {"build"}:
-            assert (ROOT / word).exists(), f"README names {word}"
 
 
 def test_the_map_names_every_folder():
