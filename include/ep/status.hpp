@@ -16,7 +16,7 @@ class [[nodiscard]] Status {
   static Status current() noexcept;
 
   bool ok() const noexcept { return thrown_ == nullptr; }
-  ErrorKind kind() const noexcept { 
+  ErrorKind kind() const noexcept {
     if (error_ != nullptr) return error_->kind();
     return ok() ? ErrorKind::kNone : ErrorKind::kError;
   }

@@ -146,7 +146,9 @@ def test_a_read_only_array_is_refused():
         mine = np.zeros((99, 32), np.float32)
         mine.flags.writeable = False
         arguments = call(buf) | ({"out": {"x": mine}} if buf.rank == 0 else {})
-        refused(buf, 0, ep.InvalidArgument, ("out.x", "read-only"), lambda: buf.dispatch(**arguments))
+        refused(
+            buf, 0, ep.InvalidArgument, ("out.x", "read-only"), lambda: buf.dispatch(**arguments)
+        )
 
     run(rank, 2)
 
