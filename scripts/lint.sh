@@ -14,6 +14,7 @@ tracked() { git ls-files --cached --others --exclude-standard --deduplicate -- "
 tracked '*.hpp' '*.cuh' '*.cpp' '*.cu' | xargs -r -d '\n' clang-format "${cpp_mode[@]}" || failed=1
 ruff check "${ruff_lint[@]}" . || failed=1
 ruff format "${ruff_format[@]}" . || failed=1
+mypy || failed=1
 tracked | python scripts/check_files.py || failed=1
 ((failed == 0)) || die "the lines above need attention; scripts/lint.sh without --check fixes the formatting"
 echo "lint: clean"

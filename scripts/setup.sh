@@ -2,7 +2,6 @@
 # Prepares .venv in the repository root, with this package and everything its tests need.
 # Safe to repeat: what has not changed since the last run is left alone.
 source "$(dirname "$0")/common.sh"
-say() { printf 'setup: %s\n' "$*"; }
 
 # --- what only the system's package manager can bring ------------------------------------------
 has_header() { printf '#if !__has_include(%s)\n#error\n#endif\n' "$1" | g++ -std=c++20 -E -x c++ - >/dev/null 2>&1; }
@@ -33,29 +32,7 @@ fi
 python_has 'sys.version_info >= (3, 10)' || die "$(python3 --version) is too old: 3.10 or newer is needed"
 
 # --- one environment -----------------------------------------------------------------------------
-# A stamp holds the hash of what a step was made from; it is written when the step has succeeded.
-stamps=.venv/stamps
-is_current() { [[ -f $stamps/$1 && $(<"$stamps/$1") == "$2" ]]; }
-set_stamp() { mkdir -p "$stamps" && printf '%s\n' "$2" >"$stamps/$1"; }
-hash_of() { # files and folders, by path and content
-  find "$@" -type f -not -path '*/__pycache__/*' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum | cut -d' ' -f1
-}
-pip_install() { .venv/bin/python -m pip install --quiet --disable-pip-version-check "$@" </dev/null; }
-try_again="check the network and the free space (6 GB), then run $0 again"
-
-python_id=$(python3 -c 'import sys; print(sys.version.split()[0], sys.base_prefix)')
-if ! is_current python "$python_id" || ! .venv/bin/python -c '' 2>/dev/null; then
-  say "making .venv with Python ${python_id%% *}"
-  python3 -m venv --clear .venv
-  set_stamp python "$python_id"
-fi
-
-requirements_id=$(hash_of requirements)
-if ! is_current requirements "$requirements_id"; then
-  say "installing requirements/dev.txt (torch is large: a minute or more)"
-  pip_install -r requirements/dev.txt || die "pip could not install requirements/dev.txt" "$try_again"
-  set_stamp requirements "$requirements_id"
-fi
+prepare_environment .venv requirements/dev.txt
 
 # The build tools come from the system where it has them, else from wheels.
 has_cmake() {
@@ -64,14 +41,17 @@ has_cmake() {
 }
 if ! has_cmake || ! command -v ninja >/dev/null; then
   say "installing requirements/build-tools.txt"
-  pip_install -r requirements/build-tools.txt || die "pip could not install CMake and Ninja" "$try_again"
+  pip_in .venv install -r requirements/build-tools.txt || die "pip could not install CMake and Ninja" "$try_again"
 fi
 
-# --- the package ---------------------------------------------------------------------------------
-package_id="$(hash_of pyproject.toml CMakeLists.txt README.md LICENSE cmake csrc include bench python) $requirements_id"
-if ! is_current package "$package_id"; then
-  say "building and installing ep-moe (build/wheel keeps what was compiled)"
-  pip_install --no-build-isolation --no-deps . || die "ep-moe does not build: the compiler's lines are above"
-  set_stamp package "$package_id"
+# --- the package: one wheel, which other environments get too -----------------------------------------
+package_id=$(hash_of pyproject.toml CMakeLists.txt README.md LICENSE LICENSES requirements/dev.txt cmake csrc include bench python)
+if ! is_current build wheel "$package_id" || ! compgen -G 'build/wheels/*.whl' >/dev/null; then
+  say "building ep-moe's wheel (build/wheel keeps what was compiled)"
+  rm -rf build/wheels
+  pip_in .venv wheel --no-build-isolation --no-deps --wheel-dir build/wheels . ||
+    die "ep-moe does not build: the compiler's lines are above"
+  set_stamp build wheel "$package_id"
 fi
+install_wheel .venv
 say ".venv is ready"

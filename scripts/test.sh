@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Runs every test, or the steps that are named: scripts/test.sh [lint|dev|pytest|tsan|asan ...]
+# Runs every test, or the steps that are named: scripts/test.sh [lint|dev|pytest|torches|tsan|asan ...]
 # All steps run; the exit status is 0 only if all of them passed.
 source "$(dirname "$0")/common.sh"
 
-all_steps=(lint dev pytest tsan asan)
+all_steps=(lint dev pytest torches tsan asan)
 steps=("${@:-${all_steps[@]}}")
 [[ $# -gt 0 ]] || steps=("${all_steps[@]}")
 for step in "${steps[@]}"; do
@@ -21,12 +21,20 @@ plain_addresses=()
 ctest_preset() {
   cmake --preset "$1" && cmake --build --preset "$1" && "${@:2}" ctest --preset "$1" --parallel "$(nproc)"
 }
+# The wheel that .venv has, as it is, beside another torch than it was built next to.
+test_torches() {
+  local env=.venv-torch-2.15
+  prepare_environment "$env" requirements/torch-2.15.txt
+  install_wheel "$env"
+  "$env/bin/python" -m pytest -m torch_versions tests/python
+}
 run_step() {
   case $1 in
     lint) scripts/lint.sh --check ;;
     dev | asan) ctest_preset "$1" ;;
     tsan) ctest_preset tsan "${plain_addresses[@]}" ;;
     pytest) python -m pytest ;;
+    torches) test_torches ;;
   esac
 }
 
@@ -50,7 +58,7 @@ for step in "${steps[@]}"; do
   ((PIPESTATUS[0] == 0)) || verdict=FAILED failed=1
   set -e
   verdicts+=("$(printf '  %-8s %-7s %4d s' "$step" "$verdict" $((SECONDS - start)))")
-  [[ $step == lint || $step == pytest ]] || verdicts+=("$(count_cases "$step")")
+  [[ $step == lint || $step == pytest || $step == torches ]] || verdicts+=("$(count_cases "$step")")
   line=$(grep -E '^[0-9]+% tests passed|^=+ .*(passed|failed|error|no tests ran).* =+$' "$logs/$step.log" | tail -n 1) || true
   [[ -z $line ]] || closing+=("$line")
 done

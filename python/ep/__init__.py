@@ -5,6 +5,7 @@
 """
 
 import importlib
+from typing import TYPE_CHECKING, Any
 
 from ep import _C, quant, routing
 from ep._C import CombineOutput, DispatchOutput, Event, Handle, Stream
@@ -53,16 +54,24 @@ __all__ = [
     "supports",
 ]
 
+if TYPE_CHECKING:
+    from ep import functional as functional
+    from ep import nn as nn
+    from ep import testing as testing
+    from ep.functional import recompute_contexts as recompute_contexts
+
 _LAZY_MODULES = ("functional", "nn", "testing")
 _LAZY_NAMES = {"recompute_contexts": "functional"}
 
 
-def __getattr__(name: str):
-    if name in _LAZY_MODULES:
-        return importlib.import_module(f"ep.{name}")
-    if name in _LAZY_NAMES:
-        return getattr(importlib.import_module(f"ep.{_LAZY_NAMES[name]}"), name)
-    raise AttributeError(f"module 'ep' has no attribute {name!r}")
+if not TYPE_CHECKING:  # for whom every name would then exist
+
+    def __getattr__(name: str) -> Any:
+        if name in _LAZY_MODULES:
+            return importlib.import_module(f"ep.{name}")
+        if name in _LAZY_NAMES:
+            return getattr(importlib.import_module(f"ep.{_LAZY_NAMES[name]}"), name)
+        raise AttributeError(f"module 'ep' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

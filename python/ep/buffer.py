@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
-from typing import Any
+from typing import Any, NoReturn
 
 from ep import _C, _lifetime
-from ep._calls import collective
+from ep._calls import arguments_of, collective
 from ep._elastic import Elastic
 from ep.communicator import resolve_group
 from ep.records import Memory, MemoryUse, RoutingLayout, Stats, TensorSpec
@@ -352,8 +351,9 @@ class EPBuffer(Elastic):
         """
         from ep.support import require
 
+        known = arguments_of(EPBuffer.dispatch, EPBuffer.combine)
         for name in arguments:
-            if name not in _CALL_ARGUMENTS:
+            if name not in known:
                 raise TypeError(f"warm() got {name!r}, no argument of dispatch or combine")
         require(self.device, arguments)
 
@@ -399,12 +399,5 @@ class EPBuffer(Elastic):
         state = "" if self._is_open else ", closed"
         return f"<EPBuffer rank {self.rank} of {self.num_ranks} on {self.device}{state}>"
 
-    def __reduce__(self):
+    def __reduce__(self) -> NoReturn:
         raise TypeError("an EPBuffer belongs to its process: make one on each rank")
-
-
-_CALL_ARGUMENTS = {
-    name
-    for method in (EPBuffer.dispatch, EPBuffer.combine)
-    for name in inspect.signature(method).parameters
-} - {"self"}

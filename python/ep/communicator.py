@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ep import _C
-from ep._store_group import StoreGroup
 from ep.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -151,6 +150,8 @@ class Communicator:
                 rank is no member of it, or the mesh has several dimensions.
             TypeError: `pg` is something else.
         """
+        from ep._store_group import StoreGroup
+
         pg = _process_group(pg)
         store = _store_of(pg)
         rank, num_ranks = pg.rank(), pg.size()

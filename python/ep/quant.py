@@ -18,9 +18,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from ep.errors import InvalidArgument, Unsupported
 
@@ -41,8 +40,7 @@ _RESERVED_LAYOUTS = {
 }
 
 
-@dataclass(frozen=True)
-class Format:
+class Format(NamedTuple):
     """How the rows of a quantised dispatch look: N rows of H columns.
 
     x is [N, H] of `dtype`, scales is `scale_shape(N, H)` of `scale_dtype` with `scale_strides(H)`.
@@ -87,7 +85,7 @@ class Format:
 
 def _format(name: str, scale_rounding: str, **differences: Any) -> Format:
     """One of the fp8_block128 family; `differences` from the first of it."""
-    fields = {
+    fields: dict[str, Any] = {
         "layout": "row",
         "dtype": "float8_e4m3fn",
         "scale_dtype": "float32",

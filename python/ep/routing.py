@@ -45,12 +45,16 @@ def from_map(routing_map: Any, probs: Any, k: int) -> tuple[Any, Any]:
     )
 
 
-def _array_type(module: str, name: str) -> type | tuple[()]:
+def _array_type(module: str, name: str) -> type:
     """A type of a library, if that was imported: who has an array has imported it."""
-    return getattr(sys.modules.get(module), name, ())
+    return getattr(sys.modules.get(module), name, _Nothing)
 
 
-def _check(routing_map: Any, probs: Any, kind: type) -> None:
+class _Nothing:
+    """Has no instances."""
+
+
+def _check(routing_map: Any, probs: Any, kind: type[Any]) -> None:
     if not isinstance(probs, kind):
         raise TypeError(
             f"probs: got {type(probs).__name__}; routing_map is a {kind.__name__}, both must be"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any, NamedTuple
 
 from ep import quant as _quant
+from ep._calls import arguments_of
 from ep.buffer import EPBuffer
 from ep.errors import InvalidArgument, Unsupported
 
@@ -45,12 +45,9 @@ class Support(NamedTuple):
         return self.ok
 
 
-# What needs no answer of its own: every call takes it.
-_PLAIN = {
-    name
-    for method in (EPBuffer.__init__, EPBuffer.dispatch, EPBuffer.combine)
-    for name in inspect.signature(method).parameters
-}
+def _is_known(name: str) -> bool:
+    """Is it an argument that every call takes, and that needs no answer of its own?"""
+    return name in arguments_of(EPBuffer.__init__, EPBuffer.dispatch, EPBuffer.combine)
 
 
 def supports(
@@ -99,7 +96,7 @@ def supports(
     Returns `Support`; never raises for a value.
     """
     reasons = (
-        *(f"{name}: this version has no such feature" for name in unknown if name not in _PLAIN),
+        *(f"{name}: this version has no such feature" for name in unknown if not _is_known(name)),
         _device_reason(device),
         _name_reason("mode", mode, _MODES),
         _name_reason("layout", layout, _LAYOUTS),
@@ -130,7 +127,9 @@ def require(device: Any, arguments: dict[str, Any]) -> None:
     """Raises Unsupported where dispatch or combine would, for what is reserved."""
     names = ("mode", "layout", "quant", "scale_layout", "split")
     asked = {name: arguments[name] for name in names if arguments.get(name) is not None}
-    given = {name: arguments.get(name) is not None for name in ("global_scale", "ready")}
+    given: dict[str, Any] = {
+        name: arguments.get(name) is not None for name in ("global_scale", "ready")
+    }
     support = supports(device, **asked, **given)
     if not support:
         raise Unsupported(support.why)

@@ -27,6 +27,8 @@ from python.fault_support import (
     run,
 )
 
+pytestmark = pytest.mark.torch_versions
+
 # --- the GIL ------------------------------------------------------------------------------------
 
 WAITS = {

@@ -21,6 +21,8 @@ from ep.communicator import resolve_group
 from python.running import SIZES, eventually
 from python.torch_groups import gloo
 
+pytestmark = pytest.mark.torch_versions
+
 
 def in_processes(fn, num_ranks: int, *args) -> list:
     """Each imports torch, which takes its time on a busy machine."""

@@ -17,6 +17,8 @@ from python.formats import Array
 from python.ranks import LAYOUTS, expect_errors, round_trip, run_cases, with_buffers
 from python.trip import Case, Trip, combine_args, dispatch_args, give, make_trip, with_ids
 
+pytestmark = pytest.mark.torch_versions
+
 SHAPE = {"num_experts": 6, "num_topk": 3, "hidden": 128}
 WEIGHTS = [0.5, 0.25]
 

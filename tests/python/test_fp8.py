@@ -11,6 +11,8 @@ from python.ranks import LAYOUTS, expect_refused, round_trip, run_cases, with_bu
 from python.routing import seeded
 from python.trip import Case, dispatch_args, give, make_trip, with_ids
 
+pytestmark = pytest.mark.torch_versions
+
 SHAPE = {"num_experts": 6, "num_topk": 3}
 DTYPES = ("bfloat16", "float16", "float32")
 

@@ -23,6 +23,8 @@ from python.functional_support import (
 )
 from python.torch_reference import World, expert_rows
 
+pytestmark = pytest.mark.torch_versions
+
 CASES = {
     "one rank": Case(num_tokens=(5,)),
     "two ranks": Case(),

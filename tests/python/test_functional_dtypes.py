@@ -20,6 +20,8 @@ from python.functional_support import (
     run_step,
 )
 
+pytestmark = pytest.mark.torch_versions
+
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -23,6 +23,8 @@ from python.functional_support import (
     to_rank_0,
 )
 
+pytestmark = pytest.mark.torch_versions
+
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_rank_that_received_nothing_may_skip_its_experts(layout):

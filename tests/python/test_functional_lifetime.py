@@ -26,6 +26,8 @@ from python.functional_support import (
     to_rank_0,
 )
 
+pytestmark = pytest.mark.torch_versions
+
 # --- walking a graph twice ------------------------------------------------------------------------
 
 

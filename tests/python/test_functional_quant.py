@@ -10,6 +10,8 @@ import ep.functional
 import ep.quant
 from python.functional_support import Case, assert_same, in_ranks, leaf, make_inputs
 
+pytestmark = pytest.mark.torch_versions
+
 FORMATS = ep.quant.formats()
 HIDDEN = 640  # five groups: the second word of packed exponents is not full
 CASE = Case(hidden=HIDDEN)

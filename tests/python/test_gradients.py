@@ -10,6 +10,8 @@ import ep
 from python.ranks import LAYOUTS, run_ranks
 from python.routing import draw_ids, seeded
 
+pytestmark = pytest.mark.torch_versions
+
 functional = pytest.importorskip("ep.functional", reason="needs torch")
 torch = pytest.importorskip("torch")
 

@@ -28,6 +28,8 @@ from python.fault_support import (
     run,
 )
 
+pytestmark = pytest.mark.torch_versions
+
 RANKS = 3
 JOBS = [
     pytest.param(Job(layout=layout, kind=kind), id=f"{layout}-{kind}")

@@ -19,6 +19,8 @@ from python.fault_support import (
     says,
 )
 
+pytestmark = pytest.mark.torch_versions
+
 
 @pytest.mark.parametrize("job", [DEFAULT, BY_EXPERT], ids=["rank", "expert"])
 def test_a_handle_of_another_rank_is_refused(job):

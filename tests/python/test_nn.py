@@ -11,6 +11,8 @@ import ep
 import ep.nn
 import ep.testing
 
+pytestmark = pytest.mark.torch_versions
+
 LAYOUTS = ("expert", "rank")
 # H and F fill whole cache lines: the rows of an expert lie at the same alignment for any R.
 E, K, H, F, T = 5, 2, 32, 48, 24

@@ -6,6 +6,8 @@ import torch
 
 import ep
 
+pytestmark = pytest.mark.torch_versions
+
 MAP = np.array([[0, 1, 0, 1], [0, 0, 0, 0], [1, 1, 1, 0]], dtype=bool)
 PROBS = np.array([[9, 0.25, 9, 0.5], [9, 9, 9, 9], [0.125, 2, -3, 9]], dtype=np.float32)
 IDX = [[1, 3, -1], [-1, -1, -1], [0, 1, 2]]

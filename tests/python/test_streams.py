@@ -26,6 +26,8 @@ from python.fault_support import (
     run,
 )
 
+pytestmark = pytest.mark.torch_versions
+
 KINDS = pytest.mark.parametrize("kind", ["numpy", "torch"])
 
 

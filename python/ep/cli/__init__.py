@@ -10,6 +10,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
 import ep
 from ep.errors import Unsupported
@@ -23,13 +24,13 @@ class Failure(Exception):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command that `argv` (None: of the process) names; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m ep", description=ep.__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m ep", description=_first_line(ep))
     commands = parser.add_subparsers(dest="command", metavar="|".join(_COMMANDS))
     for name in _COMMANDS:
         module = importlib.import_module(f".{name}", __name__)
         command = commands.add_parser(
             name,
-            help=module.__doc__.partition("\n")[0],
+            help=_first_line(module),
             description=module.__doc__,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
@@ -47,6 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _report(args.command, error, 2)
     except (RuntimeError, OSError, MemoryError, Failure) as error:  # RuntimeError: gloo's too
         return _report(args.command, error, 1)
+
+
+def _first_line(module: ModuleType) -> str:
+    return (module.__doc__ or "").partition("\n")[0]
 
 
 def _report(command: str, error: Exception, status: int) -> int:

@@ -95,13 +95,13 @@ class Data:
         import numpy as np
 
         parts = []
-        for source in range(self.case.num_ranks):
-            idx = self.topk_idx(source)
+        for rank_of_x in range(self.case.num_ranks):
+            idx = self.topk_idx(rank_of_x)
             token, slot = np.nonzero(self.owner[idx] == rank)
             if self.case.layout == "rank":
                 token, first = np.unique(token, return_index=True)
                 slot = slot[first]
-            parts.append((np.full(len(token), source), token, idx[token, slot]))
+            parts.append((np.full(len(token), rank_of_x), token, idx[token, slot]))
         source, token, expert = (np.concatenate(column) for column in zip(*parts, strict=True))
         if self.case.layout == "expert":
             order = np.argsort(expert, kind="stable")

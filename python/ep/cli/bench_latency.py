@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
+from typing import Any
 
 import ep
 from ep.cli.bench_rounds import Kind
@@ -49,7 +50,7 @@ def measure(
         }
 
 
-def _times(what: str, call: Callable[[bool], object], num_calls: int) -> dict[str, list[float]]:
+def _times(what: str, call: Callable[[bool], Any], num_calls: int) -> dict[str, list[float]]:
     """Asynchronous calls to their return and to their end, and synchronous ones beside them."""
     returned, done, synchronous = [], [], []
     gc.collect()

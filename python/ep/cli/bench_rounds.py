@@ -144,6 +144,7 @@ class Exchange:
             num_sms=1,
             outputs="window",
         )
+        self._release()
         self._run_dispatch()
         self.handle = self._out.handle  # what combine gets in every round
         self._combined = self.kind.bf16(self.data.x(comm.rank))  # written, so its pages are there
@@ -166,7 +167,9 @@ class Exchange:
 
     def _release(self) -> None:
         """Drops what the contender before made, outside the measurement."""
-        self._out = self._expert_rows = self._result = None
+        self._out: Any = None
+        self._expert_rows: Any = None
+        self._result: Any = None
 
     def _run_dispatch(self) -> None:
         case = self.case
@@ -239,7 +242,7 @@ def run_rank(plan: Plan, comm: Any) -> RankResult:
 def _rounds(
     plan: Plan, contenders: dict[str, Contender], barrier: Barrier
 ) -> tuple[dict[str, list[float]], int]:
-    us = {name: [] for name in contenders}
+    us: dict[str, list[float]] = {name: [] for name in contenders}
     compared = 0
 
     def check() -> int:

@@ -36,7 +36,7 @@ def dispatched(exchange: Exchange, out: Any) -> int:
     if case.quant is None:
         return compared + payload(exchange, array(out.x))
     values = ep.quant.dequantize(array(out.x), array(out.scales), case.quant)
-    return compared + _near(exchange, values)
+    return compared + _near(exchange, case.quant, values)
 
 
 def payload(exchange: Exchange, bits: np.ndarray) -> int:
@@ -83,9 +83,9 @@ def _payload_by_source(exchange: Exchange) -> Any:
         yield mine, exchange.data.x(source)[exchange.rows.token[mine]]
 
 
-def _near(exchange: Exchange, values: np.ndarray) -> int:
+def _near(exchange: Exchange, quant: str, values: np.ndarray) -> int:
     """Compares dequantised rows: each value is off by at most half a step of its format."""
-    form = ep.quant.describe(exchange.case.quant)
+    form = ep.quant.describe(quant)
     for mine, bits in _payload_by_source(exchange):
         want = (bits.astype(np.uint32) << 16).view(np.float32)
         groups = np.abs(want).reshape(len(want), -1, form.group).max(2)

@@ -14,7 +14,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ep.cli import machine, self_test
 
@@ -107,7 +107,7 @@ def _gpu() -> _Answer:
     return "note", 'not in this version; device="cpu" works'
 
 
-def _exchange(how: str) -> Callable[[], _Answer]:
+def _exchange(how: Literal["threads", "processes"]) -> Callable[[], _Answer]:
     def look() -> _Answer:
         return "ok", self_test.exchange(how)
 

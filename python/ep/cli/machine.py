@@ -59,7 +59,7 @@ def cpu_field(field: str) -> str:
 
 def memory_answer() -> Answer:
     text = Path("/proc/meminfo").read_text()
-    free = int(re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)[1]) * 1024
+    free = int(text.partition("MemAvailable:")[2].split()[0]) * 1024  # given in kB
     limit = _cgroup_limit()
     room = free if limit is None else min(free, limit)
     shown = f"{free / _GIB:.1f} GiB available"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 _NUM_RANKS = 2
 _TIMEOUT_S = 60.0
 _NUM_TOKENS, _HIDDEN, _NUM_TOPK, _NUM_EXPERTS = 5, 64, 2, 4
 
 
-def exchange(how: str) -> str:
+def exchange(how: Literal["threads", "processes"]) -> str:
     """Runs the exchange with ranks as `how` ("threads" or "processes"); says what was compared.
 
     Raises what a rank raised, or ep.Error where a value differs.

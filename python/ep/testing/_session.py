@@ -185,7 +185,7 @@ def close_buffers(comm: Communicator) -> None:
 
 def where_is(frame: Any) -> str:
     """The innermost calls of a thread, outermost first."""
-    calls = []
+    calls: list[str] = []
     while frame is not None and len(calls) < 3:
         code = frame.f_code
         calls.append(f"{code.co_name} ({code.co_filename}:{frame.f_lineno})")
