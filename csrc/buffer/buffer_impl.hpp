@@ -104,8 +104,10 @@ class BufferImpl {
   void choose_place(Dispatching& d) const;
   bool wants_window(const buffer::DispatchOptions& options) const;
   void learn_size(Dispatching& d);
-  void view_extent(const Dispatching& d, DispatchResult& out) const;
-  DispatchTensors policy_outputs(const Dispatching& d) const;
+  void split_extent(Dispatching& d) const;
+  void place_by_policy(const Dispatching& d,
+                       kernels::CopyOutParams& copies,
+                       DispatchResult& out) const;
   void place_outputs(Dispatching& d, DispatchResult& out);
   void tell_counts(const Dispatching& d, DispatchResult& out) const;
   void end_without_room(const Dispatching& d);

@@ -30,7 +30,8 @@ constexpr Member kMembers[] = {
     {"out.rank_offsets", &DispatchTensors::rank_offsets, false},
     {"out.status", &DispatchTensors::status, false},
 };
-static_assert(std::size(kMembers) + layout::kMaxExtras <= kernels::kMaxCopies);
+// And the metadata that the policy "caller" places, as one.
+static_assert(std::size(kMembers) + layout::kMaxExtras + 1 <= kernels::kMaxCopies);
 
 void check_output(const char* name, const Tensor& out, const Tensor& spec) {
   if (!spec.defined())
@@ -113,14 +114,7 @@ void for_each_defined(const DispatchTensors& tensors, FunctionRef<void(const Ten
     f(extra);
 }
 
-void prefer(const DispatchTensors& given, DispatchTensors& made) {
-  for (const Member& m : kMembers) {
-    if ((given.*m.tensor).defined()) made.*m.tensor = given.*m.tensor;
-  }
-  if (!given.extras.empty()) made.extras = given.extras;
-}
-
-void take_caller_outputs(const DispatchTensors& to,
+void take_caller_outputs(const DispatchTensors& out,
                          const uint32_t* num_rows,
                          kernels::CopyOutParams& copies,
                          DispatchTensors& result) {
@@ -130,9 +124,25 @@ void take_caller_outputs(const DispatchTensors& to,
     made = first_rows(given, made);
   };
   for (const Member& m : kMembers)
-    take(to.*m.tensor, m.is_payload, result.*m.tensor);
-  for (size_t i = 0; i < to.extras.size(); ++i)
-    take(to.extras[i], true, result.extras[i]);
+    take(out.*m.tensor, m.is_payload, result.*m.tensor);
+  for (size_t i = 0; i < out.extras.size(); ++i)
+    take(out.extras[i], true, result.extras[i]);
+}
+
+void take_policy_outputs(const DispatchTensors& made,
+                         const DispatchTensors& out,
+                         const uint32_t* num_rows,
+                         kernels::CopyOutParams& copies,
+                         DispatchTensors& result) {
+  const auto take = [&](const Tensor& to, bool is_payload, Tensor& from) {
+    if (is_payload && to.defined()) copy_tensor(from, to, num_rows, copies);
+    from = to;
+  };
+  for (const Member& m : kMembers) {
+    if (!(out.*m.tensor).defined()) take(made.*m.tensor, m.is_payload, result.*m.tensor);
+  }
+  for (size_t i = 0; out.extras.empty() && i < made.extras.size(); ++i)
+    take(made.extras[i], true, result.extras[i]);
 }
 
 }  // namespace ep::buffer

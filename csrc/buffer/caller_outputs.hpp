@@ -22,12 +22,17 @@ GivenOutputs check_caller_outputs(const Settings& s,
 
 void for_each_defined(const DispatchTensors& tensors, FunctionRef<void(const Tensor&)> f);
 
-// `made` becomes `given` where that is defined.
-void prefer(const DispatchTensors& given, DispatchTensors& made);
+// Queues into `copies` what `out` defines: from where `result` has it, a view of the N rows; `result` then
+// views `out`.  `num_rows` is what the device knows to be used: rows of the payload behind it are not copied.
+void take_caller_outputs(const DispatchTensors& out,
+                         const uint32_t* num_rows,
+                         kernels::CopyOutParams& copies,
+                         DispatchTensors& result);
 
-// Queues into `copies` what `to` defines: from where `result` has it, a view of the N rows; `result` then
-// views `to`.  `num_rows` is what the device knows to be used: rows of the payload behind it are not copied.
-void take_caller_outputs(const DispatchTensors& to,
+// The rest, to `made` in the allocator's memory: the payload is queued; the metadata is one copy of the
+// caller's, since its small arrays do not begin where kernels can copy to.
+void take_policy_outputs(const DispatchTensors& made,
+                         const DispatchTensors& out,
                          const uint32_t* num_rows,
                          kernels::CopyOutParams& copies,
                          DispatchTensors& result);

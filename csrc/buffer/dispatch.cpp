@@ -28,6 +28,7 @@ struct BufferImpl::Dispatching {
   Launch launch{};
   CallPtr call{};
   Extent extent{};
+  std::shared_ptr<Block> payload{}, metadata{};  // the extent, once its size is known
   Handle handle{};
   uint64_t num_rows = 0;            // N
   buffer::GivenOutputs given{};     // of args.out
@@ -189,53 +190,55 @@ void BufferImpl::take_memory(Dispatching& d) const {
   }
 }
 
-// Splits the extent into its two blocks; `out` views them.
-void BufferImpl::view_extent(const Dispatching& d, DispatchResult& out) const {
-  const OutputLayout at = d.layout();
-  const Extent extent = core_->arena->trim(d.extent, at.num_bytes);
-  const uint64_t split = std::min(at.metadata_offset, extent.num_bytes);
-  const auto payload = core_->arena->make_block({extent.offset, split}, BlockUse::kRows);
-  const auto metadata =
-      core_->arena->make_block({extent.offset + split, extent.num_bytes - split}, BlockUse::kOther);
-  for (const auto& block : {payload, metadata}) {
+// Splits the extent into its two blocks.
+void BufferImpl::split_extent(Dispatching& d) const {
+  const uint64_t split = std::min(d.layout().metadata_offset, d.extent.num_bytes);
+  d.payload = core_->arena->make_block({d.extent.offset, split}, BlockUse::kRows);
+  d.metadata = core_->arena->make_block({d.extent.offset + split, d.extent.num_bytes - split},
+                                        BlockUse::kOther);
+  for (const auto& block : {d.payload, d.metadata}) {
     block->record_stream(d.launch.stream.impl());
     d.call->blocks.push_back(block);
   }
-  std::byte* const base = core_->arena->window_base() + extent.offset;
-  buffer::OutputViews(d.options, d.num_rows, {base, payload}, {base, metadata})
-      .fill(settings(), d.args, out);
-  out.window_blocks = {payload, metadata};
 }
 
-// The tensors that the policy "caller" makes, where the caller gave none.
-DispatchTensors BufferImpl::policy_outputs(const Dispatching& d) const {
+// Places what is not given in the allocator's memory.
+void BufferImpl::place_by_policy(const Dispatching& d,
+                                 kernels::CopyOutParams& copies,
+                                 DispatchResult& out) const {
+  const OutputLayout at = d.layout();
+  auto* const payload = static_cast<std::byte*>(d.caller_payload.get());
   auto* const metadata = static_cast<std::byte*>(d.caller_metadata.get());
   DispatchTensors made;
   buffer::OutputViews(
-      d.options, d.num_rows, {static_cast<std::byte*>(d.caller_payload.get()), d.caller_payload},
-      {metadata == nullptr ? nullptr : metadata - d.layout().metadata_offset, d.caller_metadata})
+      d.options, d.num_rows, {payload, d.caller_payload},
+      {metadata == nullptr ? nullptr : metadata - at.metadata_offset, d.caller_metadata})
       .fill(settings(), d.args, made);
-  buffer::prefer(d.args.out, made);
-  return made;
+  buffer::take_policy_outputs(made, d.args.out, d.plan() + layout::PlanLayout::kNumRows, copies,
+                              out);
+  if (metadata != nullptr) {
+    copies.items[copies.num_items++] = {
+        metadata, core_->arena->window_base() + d.extent.offset + at.metadata_offset,
+        at.num_bytes - at.metadata_offset, 0, nullptr};
+  }
+  d.call->keep(d.caller_payload);
+  d.call->keep(d.caller_metadata);
+  out.window_blocks = {};
 }
 
 // Places what is given in the caller's tensors, and the rest where the policy says.
 void BufferImpl::place_outputs(Dispatching& d, DispatchResult& out) {
+  split_extent(d);
   if (!d.in_window) choose_place(d);  // before `out` is touched: it may throw
-  view_extent(d, out);
+  std::byte* const base = core_->arena->window_base() + d.extent.offset;
+  buffer::OutputViews(d.options, d.num_rows, {base, d.payload}, {base, d.metadata})
+      .fill(settings(), d.args, out);
+  out.window_blocks = {d.payload, d.metadata};
   kernels::CopyOutParams copies{};
-  const uint32_t* const num_rows = d.plan() + layout::PlanLayout::kNumRows;
-  if (*d.in_window) {
-    core_->num_window_outputs.fetch_add(1);
-    buffer::take_caller_outputs(d.args.out, num_rows, copies, out);
-    buffer::for_each_defined(d.args.out, [&](const Tensor& t) { d.call->keep(t); });
-  } else {
-    core_->num_caller_outputs.fetch_add(1);
-    const DispatchTensors to = policy_outputs(d);
-    buffer::take_caller_outputs(to, num_rows, copies, out);
-    buffer::for_each_defined(to, [&](const Tensor& t) { d.call->keep(t); });
-    out.window_blocks = {};
-  }
+  buffer::take_caller_outputs(d.args.out, d.plan() + layout::PlanLayout::kNumRows, copies, out);
+  buffer::for_each_defined(d.args.out, [&](const Tensor& t) { d.call->keep(t); });
+  if (!*d.in_window) place_by_policy(d, copies, out);
+  (*d.in_window ? core_->num_window_outputs : core_->num_caller_outputs).fetch_add(1);
   if (copies.num_items == 0) return;
   Launch copy = launch_on(d.launch.stream);
   copy.num_blocks = d.launch.num_blocks;
@@ -277,6 +280,7 @@ void BufferImpl::learn_size(Dispatching& d) {
     complete(d.call, event);
   }
   d.num_rows = d.call->ticket.num_rows;
+  d.extent = core_->arena->trim(d.extent, d.layout().num_bytes);
 }
 
 void BufferImpl::dispatch(const DispatchArgs& args, DispatchResult& out) {

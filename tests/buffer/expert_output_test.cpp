@@ -96,6 +96,7 @@ TEST(ExpertOutput, IsNotWhatALateRankStillReads) {
     rows = {};
     if (!late) back.event.synchronize();  // it needs rank 1's record, not that rank 1 has read
     std::vector<DispatchResult> later;
+    std::vector<Tensor> answers;
     for (int i = 0; i < 3; ++i)
       later.push_back(calls.dispatch());
     if (late) {
@@ -110,7 +111,7 @@ TEST(ExpertOutput, IsNotWhatALateRankStillReads) {
     } else {
       asking = true;
       for (int i = 0; i < 8; ++i)
-        later.push_back({.x = calls.answer(later[0].handle, 9.0f)});
+        answers.push_back(calls.answer(later[0].handle, 9.0f));
     }
     back.event.synchronize();
     buffer.comm_stream().synchronize();
