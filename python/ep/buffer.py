@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from ep import _C, _lifetime
+from ep import _C, _lifetime, _registry
 from ep._calls import collective
 from ep._elastic import Elastic
 from ep.communicator import resolve_group
@@ -53,6 +53,7 @@ class EPBuffer(Elastic):
     """
 
     _is_open = False
+    _token: Any = None  # of the last call in a compiled graph; see ep._ops
 
     def __init__(
         self,
@@ -85,6 +86,11 @@ class EPBuffer(Elastic):
         self._is_open = True
         _lifetime.open_buffers.add(self)
         communicator._buffers.add(self)
+        self._name = _registry.add(
+            self,
+            f"rank {self.rank} of {self.num_ranks}, experts {self.expert_offsets}, "
+            f"num_topk={num_topk}, hidden={hidden}, max_tokens_per_rank={max_tokens_per_rank}",
+        )
 
     # --- what it is -----------------------------------------------------------------------------
 

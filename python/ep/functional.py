@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from ep import _C
+from ep import _C, _ops, _traced
 from ep import quant as _quant
 from ep._autograd import CombineCall, DispatchCall, Origin, straight_through
 from ep._calls import turn
@@ -70,6 +70,9 @@ def dispatch(
             scales or an extra require grad.  Otherwise as `EPBuffer.dispatch`.
     """
     options["outputs"] = outputs
+    if _ops.is_traced():
+        traced = _traced.dispatch(buf, x, topk_idx, topk_weights, options)
+        return DispatchResult(traced, x, options, traced.edge)
     with turn(buf, "dispatch"):
         differentiable = _needs_grad(x, topk_weights)
         _check_options(options, differentiable)
@@ -77,8 +80,8 @@ def dispatch(
         if not differentiable:
             return DispatchResult(buf.dispatch(x, topk_idx, topk_weights, **options), x, options)
         call = DispatchCall(buf, topk_idx, options)
-        rows, row_weights, token = call.apply(x, topk_weights)
-        call.out.handle._origin = Origin(token, row_weights, topk_weights)
+        rows, row_weights, link = call.apply(x, topk_weights)
+        call.out.handle._origin = Origin(link, row_weights, topk_weights)
         return DispatchResult(call.out, x, options, rows, row_weights)
 
 
@@ -115,11 +118,14 @@ def combine(
         InvalidArgument: async_op or out is given.  Otherwise as `EPBuffer.combine`.
     """
     options["out_dtype"] = out_dtype
+    if _ops.is_traced():
+        given = (weights, row_weights, _biases(bias))
+        return CombineResult(_traced.combine(buf, x, handle, given, options))
     with turn(buf, "combine"):
-        biases = () if bias is None else (bias,) if isinstance(bias, torch.Tensor) else tuple(bias)
+        biases = _biases(bias)
         origin: Origin | None = getattr(handle, "_origin", None)
-        token = None if origin is None else origin.token
-        differentiable = _needs_grad(token, x, weights, row_weights, *biases)
+        link = None if origin is None else origin.link
+        differentiable = _needs_grad(link, x, weights, row_weights, *biases)
         _check_options(options, differentiable)
         call = CombineCall(buf, handle, weights, options)
         if not differentiable:
@@ -151,6 +157,9 @@ class _Result:
             raise AttributeError(name)
         return getattr(self._base, name)
 
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         raise AttributeError(f"{type(self).__name__} is frozen: {name} cannot be set")
 
@@ -177,14 +186,12 @@ class DispatchResult(_Result):
         topk_weights: torch.Tensor | None = None,
     ) -> None:
         quant = options.get("quant")
-        self.__dict__.update(
-            _base=base,
-            _dtype=source.dtype,
-            _quant=quant,
-            _edge=rows if quant is not None else None,
-            x=base.x if rows is None or quant is not None else rows,
-            topk_weights=base.topk_weights if topk_weights is None else topk_weights,
-        )
+        self._set("_base", base)
+        self._set("_dtype", source.dtype)
+        self._set("_quant", quant)
+        self._set("_edge", rows if quant is not None else None)
+        self._set("x", base.x if rows is None or quant is not None else rows)
+        self._set("topk_weights", base.topk_weights if topk_weights is None else topk_weights)
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The rows' values [N,H] in `dtype`; None: that of the x that was dispatched.
@@ -204,6 +211,8 @@ class DispatchResult(_Result):
             return self.x.to(dtype)
         if self._edge is None:
             return _quant.dequantize(self.x, self.scales, self._quant).to(dtype)
+        if _ops.is_traced():
+            return torch.ops.ep.dequantize(self._edge, self.x, self.scales, self._quant, dtype)
         return straight_through(self._edge, self.x, self.scales, self._quant, dtype)
 
 
@@ -216,14 +225,16 @@ class CombineResult(_Result):
         x: torch.Tensor | None = None,
         topk_weights: torch.Tensor | None = None,
     ) -> None:
-        self.__dict__.update(
-            _base=base,
-            x=base.x if x is None else x,
-            topk_weights=base.topk_weights if topk_weights is None else topk_weights,
-        )
+        self._set("_base", base)
+        self._set("x", base.x if x is None else x)
+        self._set("topk_weights", base.topk_weights if topk_weights is None else topk_weights)
 
 
 # --- what is checked here, since the buffer sees detached tensors ---------------------------------
+
+
+def _biases(bias: Any) -> tuple[torch.Tensor, ...]:
+    return () if bias is None else (bias,) if isinstance(bias, torch.Tensor) else tuple(bias)
 
 
 def _needs_grad(*tensors: Any) -> bool:
