@@ -192,28 +192,29 @@ class _StraightThrough(torch.autograd.Function):
 # --- nodes of operations --------------------------------------------------------------------------
 
 
-def _setup_dispatch(ctx: Any, inputs: tuple, output: tuple) -> None:
+def _setup_dispatch(ctx: Any, inputs: tuple, output: list[torch.Tensor]) -> None:
     _, buffer, x, _, topk_weights, _, extras, handle, _, _ = inputs
-    token, link, rows, edge, scales, topk_idx, row_weights, *rest, received_extras = output
-    header, ids, weights, routes, plan = rest[-_ops.HANDLE_TENSORS :]
-    kept = [header, handle[1], weights, *handle[3:]] if handle else [header, ids, weights, routes, plan]
-    keep_dispatch(ctx, buffer, kept, (x, topk_weights), rows, row_weights)
+    got = dict(zip(_ops.RESULTS, output, strict=False))
+    kept = [got[name] for name in ("header", "ids", "weights", "routes", "plan")]
+    if handle:
+        kept = [kept[0], handle[1], kept[2], *handle[3:]]
+    keep_dispatch(ctx, buffer, kept, (x, topk_weights), got["x"], got["topk_weights"])
     ctx.lengths = len(extras), len(handle)
-    is_quantised = edge.dim() == 2
-    edges = []
+    ctx.edge = "edge" if got["edge"].dim() == 2 else "x"
+    edges = {"link"}
     if x.requires_grad:
-        edges.append(edge if is_quantised else rows)
+        edges.add(ctx.edge)
     if topk_weights is not None and topk_weights.requires_grad:
-        edges.append(row_weights)
+        edges.add("topk_weights")
         # For combines in this graph; one in another graph takes the weights for others.
-        link.origin = Origin(None, row_weights, topk_weights)
-    cut = [rows, edge, scales, row_weights, *rest, *received_extras]
-    ctx.mark_non_differentiable(*(each for each in cut if not any(each is e for e in edges)))
-    ctx.is_quantised = is_quantised
+        got["link"].origin = Origin(None, got["topk_weights"], topk_weights)
+    cut = [each for name, each in got.items() if name not in edges]
+    ctx.mark_non_differentiable(*cut, *output[len(got) :])
 
 
-def _dispatch_backward(ctx: Any, *grads: Any) -> tuple:
-    x, weights = dispatch_backward(ctx, grads[3] if ctx.is_quantised else grads[2], grads[6])
+def _dispatch_backward(ctx: Any, grads: list[Any]) -> tuple:
+    grad_rows, grad_weights = grads[_ops.AT[ctx.edge]], grads[_ops.AT["topk_weights"]]
+    x, weights = dispatch_backward(ctx, grad_rows, grad_weights)
     extras, handle = ([None] * length for length in ctx.lengths)
     return None, None, x, None, weights, None, extras, handle, None, None
 

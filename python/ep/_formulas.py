@@ -71,7 +71,7 @@ class _Traced:
             "recorded_weights": ctx.recorded_weights,
             "outputs": "caller",
         }
-        token, _, received, _, _, _, numbers, source, *_ = torch.ops.ep.dispatch(
+        results = torch.ops.ep.dispatch(
             _ops.Chain.take(self._name, rows.device),
             self._name,
             rows,
@@ -83,9 +83,10 @@ class _Traced:
             ctx.num_rows,
             _ops.encode(options),
         )
-        _ops.Chain.give(self._name, token)
+        got = dict(zip(_ops.RESULTS, results, strict=False))
+        _ops.Chain.give(self._name, got["token"])
         given = weights is not None or ctx.recorded_weights
-        return _Replayed(received, numbers if given else None, source)
+        return _Replayed(got["x"], got["topk_weights"] if given else None, got["source"])
 
     def combine(self, ctx: Any, handle: Any, rows: Any, row_weights: Any) -> tuple:
         token, x, home, _ = torch.ops.ep.combine(

@@ -39,13 +39,16 @@ _PITCH = 16  # bytes that a row of scales is padded to
 
 library = torch.library.Library("ep", "FRAGMENT")
 _TAGS = (torch.Tag.needs_exact_strides, torch.Tag.pt2_compliant_tag)
+# The results of dispatch are one list: inductor's sizes that only the call knows (exact) are right
+# for an effectful operation of one result.  In this order, and then the extras:
+RESULTS = (
+    "token link x edge scales topk_idx topk_weights source num_rows rows_needed tokens_per_expert "
+    "expert_offsets rank_offsets status header ids weights routes plan"
+).split()
+AT = {name: at for at, name in enumerate(RESULTS)}
 library.define(
     "dispatch(Tensor token, str buffer, Tensor x, Tensor? topk_idx, Tensor? topk_weights, "
-    "Tensor? scales, Tensor[] extras, Tensor[] handle, SymInt num_rows, str options) -> "
-    "(Tensor token, Tensor link, Tensor x, Tensor edge, Tensor scales, Tensor topk_idx, "
-    "Tensor topk_weights, Tensor source, Tensor num_rows, Tensor rows_needed, "
-    "Tensor tokens_per_expert, Tensor expert_offsets, Tensor rank_offsets, Tensor status, "
-    "Tensor header, Tensor ids, Tensor weights, Tensor routes, Tensor plan, Tensor[] extras)",
+    "Tensor? scales, Tensor[] extras, Tensor[] handle, SymInt num_rows, str options) -> Tensor[]",
     tags=_TAGS,
 )
 library.define(
@@ -122,7 +125,7 @@ def _dispatch(
     handle: list[Tensor],
     num_rows: int,
     options: str,
-) -> tuple:
+) -> list[Tensor]:
     buf = _registry.find(buffer)
     given = decode(options)
     with turn(buf, "dispatch"):
@@ -138,7 +141,7 @@ def _dispatch(
     edge = _nothing(x)
     if given.get("quant") is not None:
         edge = torch.empty_strided(out.x.shape, (0, 0), dtype=x.dtype, device=x.device)
-    return (
+    return [
         torch.zeros_like(token),
         torch.zeros(1, device=x.device),
         out.x,
@@ -149,8 +152,8 @@ def _dispatch(
         out.source,
         *(each.clone() for each in _counts(out)),  # they lie in one block: no one's own alignment
         *_handle_results(out.handle, bool(handle)),
-        list(out.extras),
-    )
+        *out.extras,
+    ]
 
 
 def _counts(out: _C.DispatchOutput) -> tuple[Tensor, ...]:
@@ -220,7 +223,7 @@ def _fake_dispatch(
     handle: list[Tensor],
     num_rows: int,
     options: str,
-) -> tuple:
+) -> list[Tensor]:
     buf = _registry.find(buffer)
     given = decode(options)
     ids = handle[IDS] if handle else topk_idx
@@ -241,7 +244,7 @@ def _fake_dispatch(
     owned = [after - at for at, after in zip(offsets, offsets[1:], strict=False)]
     plan_size = 3 * buf.num_ranks + 2 * max(owned) + 6  # csrc/layout/plan.hpp
     ranks = 0 if given.get("layout") == "expert" else buf.num_ranks + 1
-    return (
+    return [
         torch.empty_like(token),
         empty(1, dtype=torch.float32),
         received,
@@ -256,8 +259,8 @@ def _fake_dispatch(
         empty(tokens if has_weights else 0, topk, dtype=torch.float32),
         empty(0) if handle else empty(tokens, topk, 2),
         empty(0) if handle else empty(plan_size),
-        [extra.new_empty((rows, *extra.shape[1:])) for extra in extras],
-    )
+        *(extra.new_empty((rows, *extra.shape[1:])) for extra in extras),
+    ]
 
 
 def _fixed_rows(buf: EPBuffer, given: dict[str, Any]) -> int | None:

@@ -71,18 +71,21 @@ class TracedHandle:
 class TracedOutput:
     """What a dispatch in a graph returns: the names of `ep.DispatchOutput`."""
 
-    def __init__(self, results: tuple, handle: TracedHandle, flags: tuple[bool, bool, bool]) -> None:
+    def __init__(self, results: list[torch.Tensor], handle: TracedHandle, flags: tuple[bool, bool, bool]) -> None:
         is_quantised, has_scales, has_weights = flags
-        self.x = results[2]
-        self.edge = results[3] if is_quantised else None
-        self.scales = results[4] if has_scales else None
-        self.topk_idx = results[5]
-        self.topk_weights = results[6] if has_weights else None
-        self.source, self.num_rows_device, self.rows_needed_device = results[7:10]
-        self.tokens_per_expert_device, self.expert_offsets = results[10:12]
-        self.rank_offsets = results[12] if handle.layout != "expert" else None
-        self.status = results[13]
-        self.extras = list(results[19])
+        got = dict(zip(_ops.RESULTS, results))
+        self.x = got["x"]
+        self.edge = got["edge"] if is_quantised else None
+        self.scales = got["scales"] if has_scales else None
+        self.topk_idx = got["topk_idx"]
+        self.topk_weights = got["topk_weights"] if has_weights else None
+        self.source = got["source"]
+        self.num_rows_device, self.rows_needed_device = got["num_rows"], got["rows_needed"]
+        self.tokens_per_expert_device = got["tokens_per_expert"]
+        self.expert_offsets = got["expert_offsets"]
+        self.rank_offsets = got["rank_offsets"] if handle.layout != "expert" else None
+        self.status = got["status"]
+        self.extras = results[len(_ops.RESULTS) :]
         self.handle = handle
 
     @property
@@ -146,14 +149,15 @@ def dispatch(
         num_rows,
         _ops.encode(plain),
     )
-    buf._token = results[0]
-    header, ids, weights, routes, plan = results[14:19]
+    got = dict(zip(_ops.RESULTS, results))
+    buf._token = got["token"]
+    given = [got[name] for name in ("header", "ids", "weights", "routes", "plan")]
     if handle is not None:
-        _, ids, _, routes, plan = packed
-    made = TracedHandle([header, ids, weights, routes, plan], results[2].shape[0], layout, exact, has_weights)
-    made.link = results[1]
+        given = [given[0], packed[1], given[2], packed[3], packed[4]]
+    made = TracedHandle(given, got["x"].shape[0], layout, exact, has_weights)
+    made.link = got["link"]
     if topk_weights is not None and topk_weights.requires_grad:
-        made.row_weights = results[6]
+        made.row_weights = got["topk_weights"]
     is_quantised = plain.get("quant") is not None
     flags = (is_quantised, is_quantised or scales is not None, has_weights)
     return TracedOutput(results, made, flags)
