@@ -22,7 +22,8 @@ could then not be walked backward one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -31,8 +32,9 @@ from ep import _C, _ops, _traced
 from ep import quant as _quant
 from ep._autograd import CombineCall, DispatchCall, Origin, straight_through
 from ep._calls import turn
+from ep._recompute import Again, Record, Region, note, recorded
 from ep.buffer import EPBuffer
-from ep.errors import InvalidArgument, Unsupported
+from ep.errors import InvalidArgument
 
 __all__ = ["CombineResult", "DispatchResult", "combine", "dispatch", "recompute_contexts"]
 
@@ -77,10 +79,19 @@ def dispatch(
         differentiable = _needs_grad(x, topk_weights)
         _check_options(options, differentiable)
         _check_cut_edges(x, options)
-        if not differentiable:
-            return DispatchResult(buf.dispatch(x, topk_idx, topk_weights, **options), x, options)
+        is_new = options.get("handle") is None
+        again = recorded(buf) if is_new else None
+        if again is not None:
+            topk_idx, options["handle"] = None, again
         call = DispatchCall(buf, topk_idx, options)
+        if not differentiable:
+            call.run(x, topk_weights)
+            if is_new:
+                note(buf, call.out.handle)
+            return DispatchResult(call.out, x, options)
         rows, row_weights, link = call.apply(x, topk_weights)
+        if is_new:
+            note(buf, call.out.handle)
         call.out.handle._origin = Origin(link, row_weights, topk_weights)
         return DispatchResult(call.out, x, options, rows, row_weights)
 
@@ -134,17 +145,38 @@ def combine(
         return CombineResult(call.out, rows, home)
 
 
-def recompute_contexts() -> NoReturn:
-    """Reserved: contexts in which checkpointing replays handles instead of dispatching anew.
+def recompute_contexts(fn: Callable[..., Any] | None = None) -> Any:
+    """Lets checkpointing replay dispatches at recompute, where it would make them anew.
 
-    Raises Unsupported.  ``torch.utils.checkpoint.checkpoint(fn, x, use_reentrant=False)`` works
-    without: it repeats the forward's calls as new collectives during the backward, in the same
-    order on all ranks.
+    The region's dispatches (of `ep.functional`, so also of `ep.nn.MoE`) record their handles in the
+    forward, and replay them, in order, when the region is recomputed in the backward: no counting,
+    no host wait, the same routing and the same bits even if the router would decide otherwise.
+    Combines are made again.  Every rank does the same, as for any other call.
+
+    Both kinds of `torch.utils.checkpoint.checkpoint`::
+
+        checkpoint(layer, x, use_reentrant=False, context_fn=ep.recompute_contexts)
+        checkpoint(ep.recompute_contexts(layer), x, use_reentrant=True)  # takes no context_fn
+
+    Args:
+        fn: the checkpointed function, wrapped anew in every checkpoint() call (either kind).
+            None: as context_fn.
+
+    Returns:
+        With `fn` a callable of its arguments; without, the two contexts that context_fn returns.
+        In a graph of torch.compile, which saves what effectful operations return and so repeats
+        none of them, the contexts do nothing.
+
+    Raises, at recompute, in the dispatch's turn:
+        InvalidArgument: the region dispatches oftener than it did, or from another buffer.  A
+            wrapped `fn` is called a second time outside of a backward.
     """
-    raise Unsupported(
-        "recompute_contexts is not supported by this version; plain "
-        "torch.utils.checkpoint.checkpoint(..., use_reentrant=False) is: it dispatches once more"
-    )
+    if fn is not None:
+        return fn if torch.compiler.is_compiling() else Region(fn)
+    if torch.compiler.is_compiling():
+        return contextlib.nullcontext(), contextlib.nullcontext()
+    record = Record()
+    return record.recording(), Again(record)
 
 
 class _Result:
