@@ -59,6 +59,7 @@ class DispatchCall:
     topk_idx: torch.Tensor | None
     options: dict[str, Any]
     out: Any = None
+    packed: Any = None  # the result's handle, of `apply`
 
     def apply(self, x: torch.Tensor, topk_weights: torch.Tensor | None) -> tuple:
         """(rows, row weights, link) of `_Dispatch`."""
@@ -120,9 +121,8 @@ class _Dispatch(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: DispatchCall, x: torch.Tensor, topk_weights: Any) -> tuple:
         out = call.run(x, topk_weights)
-        keep_dispatch(
-            ctx, call.buf, _ops.pack(out.handle), (x, topk_weights), out.x, out.topk_weights
-        )
+        call.packed = _ops.pack(out.handle)
+        keep_dispatch(ctx, call.buf, call.packed, (x, topk_weights), out.x, out.topk_weights)
         rows = weights = None
         if x.requires_grad:
             rows = out.x
@@ -194,7 +194,7 @@ class _StraightThrough(torch.autograd.Function):
 
 def _setup_dispatch(ctx: Any, inputs: tuple, output: list[torch.Tensor]) -> None:
     _, buffer, x, _, topk_weights, _, extras, handle, _, _ = inputs
-    got = dict(zip(_ops.RESULTS, output, strict=False))
+    got = _ops.named(output)
     kept = [got[name] for name in ("header", "ids", "weights", "routes", "plan")]
     if handle:
         kept = [kept[0], handle[1], kept[2], *handle[3:]]

@@ -83,7 +83,7 @@ class _Traced:
             ctx.num_rows,
             _ops.encode(options),
         )
-        got = dict(zip(_ops.RESULTS, results, strict=False))
+        got = _ops.named(results)
         _ops.Chain.give(self._name, got["token"])
         given = weights is not None or ctx.recorded_weights
         return _Replayed(got["x"], got["topk_weights"] if given else None, got["source"])

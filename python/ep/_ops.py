@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from ep import _C, _registry, errors
+from ep import _C, _arguments, _registry, errors
 from ep import quant as _quant
 from ep._calls import turn
 from ep.buffer import EPBuffer
@@ -34,7 +35,6 @@ Tensor = torch.Tensor
 
 HANDLE_TENSORS = 5
 IDS = 1  # of a packed handle: topk_idx [T,K]
-FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _PITCH = 16  # bytes that a row of scales is padded to
 
 library = torch.library.Library("ep", "FRAGMENT")
@@ -42,9 +42,26 @@ _TAGS = (torch.Tag.needs_exact_strides, torch.Tag.pt2_compliant_tag)
 # The results of dispatch are one list: inductor's sizes that only the call knows (exact) are right
 # for an effectful operation of one result.  In this order, and then the extras:
 RESULTS = (
-    "token link x edge scales topk_idx topk_weights source num_rows rows_needed tokens_per_expert "
-    "expert_offsets rank_offsets status header ids weights routes plan"
-).split()
+    "token",
+    "link",
+    "x",
+    "edge",
+    "scales",
+    "topk_idx",
+    "topk_weights",
+    "source",
+    "num_rows",
+    "rows_needed",
+    "tokens_per_expert",
+    "expert_offsets",
+    "rank_offsets",
+    "status",
+    "header",
+    "ids",
+    "weights",
+    "routes",
+    "plan",
+)
 AT = {name: at for at, name in enumerate(RESULTS)}
 library.define(
     "dispatch(Tensor token, str buffer, Tensor x, Tensor? topk_idx, Tensor? topk_weights, "
@@ -57,6 +74,11 @@ library.define(
     "(Tensor token, Tensor x, Tensor topk_weights, Tensor status)",
     tags=_TAGS,
 )
+
+
+def named(results: list[Tensor]) -> dict[str, Tensor]:
+    """A dispatch's results without the extras."""
+    return dict(zip(RESULTS, results, strict=False))
 
 
 def is_traced() -> bool:
@@ -102,13 +124,6 @@ def unpack(buf: EPBuffer, packed: Sequence[Tensor]) -> _C.Handle:
 # --- the operations -------------------------------------------------------------------------------
 
 
-def _refuse(problem: tuple[str, str] | None) -> None:
-    """Raises what was wrong with the arguments when the graph was made, in the call's own turn."""
-    if problem is not None:
-        name, text = problem
-        raise (TypeError if name == "TypeError" else getattr(errors, name))(text)
-
-
 def _nothing(like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """For None, which results of operations cannot be."""
     return torch.empty(0, dtype=dtype, device=like.device)
@@ -129,7 +144,7 @@ def _dispatch(
     buf = _registry.find(buffer)
     given = decode(options)
     with turn(buf, "dispatch"):
-        _refuse(given.pop("problem", None))
+        _arguments.refuse(given.pop("problem", None))
         given.pop("recorded_weights", None)
         if handle:
             given["handle"] = unpack(buf, handle)
@@ -194,7 +209,7 @@ def _combine(
     for fact in _FACTS:
         given.pop(fact, None)
     with turn(buf, "combine"):
-        _refuse(given.pop("problem", None))
+        _arguments.refuse(given.pop("problem", None))
         y = buf.combine(
             x,
             unpack(buf, handle),
@@ -241,7 +256,7 @@ def _fake_dispatch(
 
     received, edge, factors = _fake_rows(x, scales, given.get("quant"), rows)
     offsets = buf.expert_offsets
-    owned = [after - at for at, after in zip(offsets, offsets[1:], strict=False)]
+    owned = [after - at for at, after in itertools.pairwise(offsets)]
     plan_size = 3 * buf.num_ranks + 2 * max(owned) + 6  # csrc/layout/plan.hpp
     ranks = 0 if given.get("layout") == "expert" else buf.num_ranks + 1
     return [
@@ -351,7 +366,7 @@ def _give_token(buf: EPBuffer) -> None:
 class Chain:
     """The tokens of the calls that one walk of autograd's engine makes on one buffer."""
 
-    _tokens: dict[tuple[int, str], Tensor] = {}
+    _tokens: ClassVar[dict[tuple[int, str], Tensor]] = {}
 
     @classmethod
     def take(cls, buffer: str, device: Any) -> Tensor:

@@ -50,7 +50,7 @@ class Record:
         at = self.next
         if at == len(self.entries):
             raise InvalidArgument(
-                f"recompute_contexts: the region made {at} dispatches in its forward, and makes one "
+                f"recompute_contexts: the region made {at} dispatches in its forward and makes one "
                 f"more at its recomputation: both must do the same"
             )
         maker, handle = self.entries[at]

@@ -11,15 +11,8 @@ from typing import Any
 
 import torch
 
-from ep import _C, _ops
+from ep import _C, _arguments, _ops
 from ep.buffer import EPBuffer
-
-_DISPATCH = (
-    "quant scale_layout global_scale layout expert_alignment exact mode max_tokens max_rows "
-    "overflow ids outputs num_sms num_qps split"
-).split()
-_COMBINE = "partial quant out_dtype ready num_sms num_qps split".split()
-_SYNCHRONOUS = ("wait_for", "stream", "async_op", "out")
 
 
 class TracedHandle:
@@ -64,6 +57,12 @@ class TracedHandle:
         """The same as the buffer knows it."""
         return _ops.unpack(None, self.packed)
 
+    @classmethod
+    def of(cls, handle: _C.Handle, packed: list[torch.Tensor]) -> TracedHandle:
+        """An eager dispatch's, which a combine of a graph may take (as the handle's `_traced`)."""
+        n = handle.num_rows_total
+        return cls(packed, n, handle.layout, handle.exact, handle.has_weights)
+
     def __reduce__(self) -> Any:
         return self.core().__reduce__()
 
@@ -71,9 +70,11 @@ class TracedHandle:
 class TracedOutput:
     """What a dispatch in a graph returns: the names of `ep.DispatchOutput`."""
 
-    def __init__(self, results: list[torch.Tensor], handle: TracedHandle, flags: tuple[bool, bool, bool]) -> None:
+    def __init__(
+        self, results: list[torch.Tensor], handle: TracedHandle, flags: tuple[bool, bool, bool]
+    ) -> None:
         is_quantised, has_scales, has_weights = flags
-        got = dict(zip(_ops.RESULTS, results))
+        got = _ops.named(results)
         self.x = got["x"]
         self.edge = got["edge"] if is_quantised else None
         self.scales = got["scales"] if has_scales else None
@@ -123,57 +124,71 @@ class TracedCombined:
 def dispatch(
     buf: EPBuffer, x: torch.Tensor, topk_idx: Any, topk_weights: Any, options: dict[str, Any]
 ) -> TracedOutput:
-    handle, scales, extras = options.get("handle"), options.get("scales"), options.get("extras")
-    problem = _problem("dispatch", options, (*_DISPATCH, "handle", "scales", "extras"))
-    plain = _plain(options, _DISPATCH)
+    tensors = {"x": x, "topk_idx": topk_idx, "topk_weights": topk_weights}
+    tensors["scales"] = options.get("scales")
+    problem = _arguments.of_graph("dispatch", options, tensors) or _arguments.of_options(
+        options, True
+    )
+    extras = options.get("extras")
+    if extras is not None and not isinstance(extras, (list, tuple)):
+        problem, extras = ("TypeError", "extras is no list of tensors"), None
+    if not isinstance(x, torch.Tensor):
+        x = torch.zeros(0, 4)  # refused
+    problem = problem or _arguments.of_edges(x, options)
+    plain, handle = _plain(options), options.get("handle")
+    if isinstance(handle, _C.Handle):
+        handle = handle._traced
     packed, num_rows, recorded = [], -1, False
     layout = plain.get("layout") or "rank"
     exact = plain.get("exact") is not False and plain.get("max_rows") is None
     if handle is not None:
-        packed, num_rows, recorded = _packed(handle), handle.num_rows, handle.has_weights
+        packed, num_rows, recorded = list(handle.packed), handle.num_rows, handle.has_weights
         layout, exact = handle.layout, handle.exact
         plain = {"layout": layout} | plain
         plain["recorded_weights"] = recorded
     if problem is not None:
         plain["problem"] = problem
-    has_weights = topk_weights is not None or recorded
     results = torch.ops.ep.dispatch(
         buf._token,
         buf._name,
         x,
-        topk_idx,
-        topk_weights,
-        scales,
+        _tensor(topk_idx),
+        _tensor(topk_weights),
+        _tensor(options.get("scales")),
         [] if extras is None else list(extras),
         packed,
         num_rows,
         _ops.encode(plain),
     )
-    got = dict(zip(_ops.RESULTS, results))
+    got = _ops.named(results)
     buf._token = got["token"]
     given = [got[name] for name in ("header", "ids", "weights", "routes", "plan")]
     if handle is not None:
         given = [given[0], packed[1], given[2], packed[3], packed[4]]
+    has_weights = topk_weights is not None or recorded
     made = TracedHandle(given, got["x"].shape[0], layout, exact, has_weights)
     made.link = got["link"]
-    if topk_weights is not None and topk_weights.requires_grad:
+    if _arguments.needs_grad(topk_weights):
         made.row_weights = got["topk_weights"]
     is_quantised = plain.get("quant") is not None
-    flags = (is_quantised, is_quantised or scales is not None, has_weights)
-    return TracedOutput(results, made, flags)
+    has_scales = is_quantised or options.get("scales") is not None
+    return TracedOutput(results, made, (is_quantised, has_scales, has_weights))
 
 
 def combine(
-    buf: EPBuffer,
-    x: torch.Tensor,
-    handle: TracedHandle,
-    tensors: tuple[Any, Any, tuple],
-    options: dict[str, Any],
+    buf: EPBuffer, x: torch.Tensor, handle: Any, tensors: dict[str, Any], options: dict[str, Any]
 ) -> TracedCombined:
-    """tensors: weights, row_weights and biases."""
-    weights, row_weights, biases = tensors
-    problem = _problem("combine", options, _COMBINE)
-    plain = _plain(options, _COMBINE)
+    """tensors: weights, row_weights and bias, of which there may be several."""
+    weights, row_weights, bias = tensors["weights"], tensors["row_weights"], tensors["bias"]
+    biases = list(bias) if isinstance(bias, (list, tuple)) else [] if bias is None else [bias]
+    checked = {"x": x, "weights": weights, "row_weights": row_weights}
+    checked |= {f"bias[{i}]": each for i, each in enumerate(biases)}
+    problem = _arguments.of_graph("combine", options, checked) or _arguments.of_options(
+        options, True
+    )
+    plain = _plain(options)
+    if isinstance(handle, _C.Handle):
+        handle = handle._traced
     plain["layout"], plain["exact"] = handle.layout, handle.exact
     plain["recorded_weights"] = handle.has_weights
     if problem is not None:
@@ -182,42 +197,29 @@ def combine(
         buf._token,
         buf._name,
         handle.link,
-        x,
-        weights,
+        x if isinstance(x, torch.Tensor) else torch.zeros(0, 4),
+        _tensor(weights),
         None if weights is None else handle.row_weights,
-        row_weights,
-        list(biases),
-        _packed(handle),
+        _tensor(row_weights),
+        [each for each in biases if isinstance(each, torch.Tensor)],
+        list(handle.packed),
         _ops.encode(plain),
     )
     buf._token = token
     return TracedCombined(y, None if row_weights is None else home, status)
 
 
-def _packed(handle: Any) -> list[torch.Tensor]:
-    return list(handle.packed)
+def _tensor(value: Any) -> torch.Tensor | None:
+    return value if isinstance(value, torch.Tensor) else None
 
 
-def _plain(options: dict[str, Any], names: Any) -> dict[str, Any]:
+def _plain(options: dict[str, Any]) -> dict[str, Any]:
     """Options that are given, as text can hold them; dtypes by name."""
     plain = {}
-    for name in names:
+    for name in _arguments.TEXTS:
         value = options.get(name)
         if isinstance(value, torch.dtype):
             plain[name] = str(value).removeprefix("torch.")
         elif isinstance(value, (str, int, float)):
             plain[name] = value
     return plain
-
-
-def _problem(
-    operation: str, options: dict[str, Any], known: Any
-) -> tuple[str, str] | None:
-    """(kind of error, text): what is wrong with the options, if anything."""
-    for name, value in options.items():
-        if name in _SYNCHRONOUS:
-            if value is not None and value is not False:
-                return "InvalidArgument", f"{name} in a compiled graph, whose calls are in its order: leave it out"
-        elif name not in known:
-            return "TypeError", f"{operation}() got an unexpected keyword argument '{name}'"
-    return None

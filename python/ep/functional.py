@@ -1,4 +1,4 @@
-"""Differentiable dispatch and combine for torch.
+"""Differentiable dispatch and combine for torch: eager, and in graphs of torch.compile.
 
 The backward of a dispatch is a combine, with the weights' gradients as row_weights; that of a
 combine is a replayed dispatch.  So a backward pass is collective too:
@@ -18,6 +18,28 @@ could then not be walked backward one after the other.
 
 *Sizes.*  Gradients travel unquantised, in the dtype of ``x``: the buffer's ``hidden`` and
 ``token_bytes`` must hold the rows given to combine, its ``output_bytes`` those given to dispatch.
+
+*Graphs.*  torch.compile traces both calls as `ep::dispatch` and `ep::combine`, with fullgraph=True
+too; exact sizes are unbacked symbols.  Each takes the buffer's token and returns it:
+
+- Forward, the token goes from call to call of a graph and, on the buffer, from graph to graph, and
+  it has no gradient.  So a graph makes the calls of the traced code, all of them and in its order,
+  also where their results are unused or equal; eager calls in between come where Python has them.
+- Backward, the calls of one graph form a chain of their own, in the reverse order of the forward's.
+  Nothing of one graph's backward hangs on another's: those of micro-batches run in any order that
+  is the same on all ranks, and a graph dies with its results, as an eager one does.
+- Ranks may compile differently (none, another backend, other graph breaks): what must be equal are
+  the calls, and they are those of the code.  Compiling makes none, but takes its time:
+  ``timeout_s`` must cover the slowest rank's first step.
+- A graph names the buffer and does not keep it: keep it as long as its backwards, else they raise
+  InvalidArgument.  What is wrong with a call raises when the graph runs, as in eager mode, with
+  PeerError on the other ranks.  Options are constants of a graph; wait_for, stream, async_op and
+  out are refused.  ``out.tokens_per_expert`` (a list) breaks the graph, its ``_device`` twin and
+  ``expert_offsets`` do not.
+- Weights that the dispatch got spare a collective only in a combine of the same graph (see
+  `combine`).  Nothing is repeated where torch.utils.checkpoint is traced: what the calls return
+  is saved.
+- Dispatch modes (selective checkpointing) see the same two operations.
 """
 
 from __future__ import annotations
@@ -28,17 +50,16 @@ from typing import Any, NoReturn
 
 import torch
 
-from ep import _C, _ops, _traced
+from ep import _C, _arguments, _ops, _traced
 from ep import quant as _quant
 from ep._autograd import CombineCall, DispatchCall, Origin, straight_through
 from ep._calls import turn
 from ep._recompute import Again, Record, Region, note, recorded
+from ep._traced import TracedHandle
 from ep.buffer import EPBuffer
 from ep.errors import InvalidArgument
 
 __all__ = ["CombineResult", "DispatchResult", "combine", "dispatch", "recompute_contexts"]
-
-_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def dispatch(
@@ -76,9 +97,9 @@ def dispatch(
         traced = _traced.dispatch(buf, x, topk_idx, topk_weights, options)
         return DispatchResult(traced, x, options, traced.edge)
     with turn(buf, "dispatch"):
-        differentiable = _needs_grad(x, topk_weights)
-        _check_options(options, differentiable)
-        _check_cut_edges(x, options)
+        differentiable = _arguments.needs_grad(x, topk_weights)
+        _arguments.refuse(_arguments.of_options(options, differentiable))
+        _arguments.refuse(_arguments.of_edges(x, options))
         is_new = options.get("handle") is None
         again = recorded(buf) if is_new else None
         if again is not None:
@@ -92,7 +113,10 @@ def dispatch(
         rows, row_weights, link = call.apply(x, topk_weights)
         if is_new:
             note(buf, call.out.handle)
-        call.out.handle._origin = Origin(link, row_weights, topk_weights)
+        handle = call.out.handle
+        handle._origin = Origin(link, row_weights, topk_weights)
+        handle._traced = TracedHandle.of(handle, call.packed)
+        handle._traced.link, handle._traced.row_weights = link, row_weights
         return DispatchResult(call.out, x, options, rows, row_weights)
 
 
@@ -130,14 +154,16 @@ def combine(
     """
     options["out_dtype"] = out_dtype
     if _ops.is_traced():
-        given = (weights, row_weights, _biases(bias))
+        given = {"weights": weights, "row_weights": row_weights, "bias": bias}
         return CombineResult(_traced.combine(buf, x, handle, given, options))
     with turn(buf, "combine"):
         biases = _biases(bias)
         origin: Origin | None = getattr(handle, "_origin", None)
+        if isinstance(handle, TracedHandle):
+            origin, handle = Origin(handle.link, None, None), handle.core()
         link = None if origin is None else origin.link
-        differentiable = _needs_grad(link, x, weights, row_weights, *biases)
-        _check_options(options, differentiable)
+        differentiable = _arguments.needs_grad(link, x, weights, row_weights, *biases)
+        _arguments.refuse(_arguments.of_options(options, differentiable))
         call = CombineCall(buf, handle, weights, options)
         if not differentiable:
             return CombineResult(call.run(x, row_weights, biases))
@@ -235,7 +261,7 @@ class DispatchResult(_Result):
         """
         dtype = self._dtype if dtype is None else dtype
         if self._quant is None:
-            if self.x.dtype not in _FLOATS or self.scales is not None:
+            if self.x.dtype not in _arguments.FLOATS or self.scales is not None:
                 raise InvalidArgument(
                     f"the rows are {self.x.dtype} bytes of the caller's own meaning; only what "
                     f"quant= made can be dequantised"
@@ -262,34 +288,5 @@ class CombineResult(_Result):
         self._set("topk_weights", base.topk_weights if topk_weights is None else topk_weights)
 
 
-# --- what is checked here, since the buffer sees detached tensors ---------------------------------
-
-
 def _biases(bias: Any) -> tuple[torch.Tensor, ...]:
     return () if bias is None else (bias,) if isinstance(bias, torch.Tensor) else tuple(bias)
-
-
-def _needs_grad(*tensors: Any) -> bool:
-    return torch.is_grad_enabled() and any(getattr(t, "requires_grad", False) for t in tensors)
-
-
-def _check_options(options: dict[str, Any], differentiable: bool) -> None:
-    if options.get("async_op"):
-        raise InvalidArgument(
-            "async_op=True: autograd runs on the calling thread's stream and would not wait for "
-            "the result's event; leave it out, or use EPBuffer's method under torch.no_grad()"
-        )
-    if differentiable and options.get("out") is not None:
-        raise InvalidArgument("out is given, but autograd needs results of its own: leave it out")
-
-
-def _check_cut_edges(x: Any, options: dict[str, Any]) -> None:
-    """No gradient may be lost silently."""
-    scales, extras = options.get("scales"), options.get("extras")
-    if _needs_grad(scales, *(extras if isinstance(extras, (list, tuple)) else [extras])):
-        raise InvalidArgument("scales and extras are not differentiable: give them detached")
-    if _needs_grad(x) and (scales is not None or x.dtype not in _FLOATS):
-        raise InvalidArgument(
-            f"x requires grad, but travels as opaque {x.dtype} bytes; gradients flow through "
-            f"bfloat16, float16 and float32 without scales: let quant= do the rounding"
-        )

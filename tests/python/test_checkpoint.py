@@ -206,7 +206,7 @@ def test_micro_batches_in_any_order_and_a_retained_graph(kind):
 
 
 def test_a_region_that_does_otherwise_at_recompute_is_an_error():
-    """On rank 0, which dispatches once more; PeerError on the others, and the next step is exact."""
+    """On rank 0, which dispatches once more; PeerError on the others; the next step is exact."""
 
     def step(buf, mine):
         runs = []
