@@ -110,6 +110,7 @@ number of times, in any order.  It may be pickled, and is good for the buffer th
                               py::make_tuple(self.attr("header"), self.attr("tensors")));
       });
   module.def("_restore_handle", &restore);
+  module.attr("handle_header_bytes") = sizeof(Handle::Header);
 }
 
 }  // namespace ep::python

@@ -44,6 +44,7 @@ def collective(*positional: str) -> Callable[[Method], Method]:
             try:
                 if args:
                     _name(operation, positional, args, options)
+                _core_handle(options)
                 return getattr(self._core, operation)(options)
             except BaseException:
                 _refuse_unless_spent(self, operation, turns)
@@ -72,6 +73,13 @@ def _name(operation: str, names: tuple[str, ...], args: tuple, options: dict[str
         if name in options:
             raise TypeError(f"{operation}() got multiple values for argument {name!r}")
         options[name] = value
+
+
+def _core_handle(options: dict[str, Any]) -> None:
+    """The handle of a dispatch in a compiled graph (ep._traced) as the core knows it."""
+    core = getattr(options.get("handle"), "core", None)
+    if core is not None:
+        options["handle"] = core()
 
 
 def _refuse_unless_spent(buffer: Any, operation: str, turns: int) -> None:

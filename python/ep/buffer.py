@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from ep import _C, _lifetime
+from ep import _C, _lifetime, _registry
 from ep._calls import arguments_of, collective
 from ep._elastic import Elastic
 from ep._facts import Facts
@@ -53,6 +53,7 @@ class EPBuffer(Facts, Elastic):
     """
 
     _is_open = False
+    _token: Any = None  # of the last call in a compiled graph; see ep._ops
 
     def __init__(
         self,
@@ -85,6 +86,11 @@ class EPBuffer(Facts, Elastic):
         self._is_open = True
         _lifetime.open_buffers.add(self)
         communicator._buffers.add(self)
+        self._name = _registry.add(
+            self,
+            f"rank {self.rank} of {self.num_ranks}, experts {self.expert_offsets}, "
+            f"num_topk={num_topk}, hidden={hidden}, max_tokens_per_rank={max_tokens_per_rank}",
+        )
 
     # --- the operations --------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Differentiable dispatch and combine for torch.
+"""Differentiable dispatch and combine for torch: eager, and in graphs of torch.compile.
 
 The backward of a dispatch is a combine, with the weights' gradients as row_weights; that of a
 combine is a replayed dispatch.  So a backward pass is collective too:
@@ -18,25 +18,48 @@ could then not be walked backward one after the other.
 
 *Sizes.*  Gradients travel unquantised, in the dtype of ``x``: the buffer's ``hidden`` and
 ``token_bytes`` must hold the rows given to combine, its ``output_bytes`` those given to dispatch.
+
+*Graphs.*  torch.compile traces both calls as `ep::dispatch` and `ep::combine`, with fullgraph=True
+too; exact sizes are unbacked symbols.  Each takes the buffer's token and returns it:
+
+- Forward, the token goes from call to call of a graph and, on the buffer, from graph to graph, and
+  it has no gradient.  So a graph makes the calls of the traced code, all of them and in its order,
+  also where their results are unused or equal; eager calls in between come where Python has them.
+- Backward, the calls of one graph form a chain of their own, in the reverse order of the forward's.
+  Nothing of one graph's backward hangs on another's: those of micro-batches run in any order that
+  is the same on all ranks, and a graph dies with its results, as an eager one does.
+- Ranks may compile differently (none, another backend, other graph breaks): what must be equal are
+  the calls, and they are those of the code.  Compiling makes none, but takes its time:
+  ``timeout_s`` must cover the slowest rank's first step.
+- A graph names the buffer and does not keep it: keep it as long as its backwards, else they raise
+  InvalidArgument.  What is wrong with a call raises when the graph runs, as in eager mode, with
+  PeerError on the other ranks.  Options are constants of a graph; wait_for, stream, async_op and
+  out are refused.  ``out.tokens_per_expert`` (a list) breaks the graph, its ``_device`` twin and
+  ``expert_offsets`` do not.
+- Weights that the dispatch got spare a collective only in a combine of the same graph (see
+  `combine`).  Nothing is repeated where torch.utils.checkpoint is traced: what the calls return
+  is saved.
+- Dispatch modes (selective checkpointing) see the same two operations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
 
-from ep import _C
+from ep import _C, _arguments, _ops, _traced
 from ep import quant as _quant
 from ep._autograd import CombineCall, DispatchCall, Origin, straight_through
 from ep._calls import turn
+from ep._recompute import Again, Record, Region, note, recorded
+from ep._traced import TracedHandle
 from ep.buffer import EPBuffer
-from ep.errors import InvalidArgument, Unsupported
+from ep.errors import InvalidArgument
 
 __all__ = ["CombineResult", "DispatchResult", "combine", "dispatch", "recompute_contexts"]
-
-_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def dispatch(
@@ -70,15 +93,30 @@ def dispatch(
             scales or an extra require grad.  Otherwise as `EPBuffer.dispatch`.
     """
     options["outputs"] = outputs
+    if _ops.is_traced():
+        traced = _traced.dispatch(buf, x, topk_idx, topk_weights, options)
+        return DispatchResult(traced, x, options, traced.edge)
     with turn(buf, "dispatch"):
-        differentiable = _needs_grad(x, topk_weights)
-        _check_options(options, differentiable)
-        _check_cut_edges(x, options)
-        if not differentiable:
-            return DispatchResult(buf.dispatch(x, topk_idx, topk_weights, **options), x, options)
+        differentiable = _arguments.needs_grad(x, topk_weights)
+        _arguments.refuse(_arguments.of_options(options, differentiable))
+        _arguments.refuse(_arguments.of_edges(x, options))
+        is_new = options.get("handle") is None
+        again = recorded(buf) if is_new else None
+        if again is not None:
+            topk_idx, options["handle"] = None, again
         call = DispatchCall(buf, topk_idx, options)
-        rows, row_weights, token = call.apply(x, topk_weights)
-        call.out.handle._origin = Origin(token, row_weights, topk_weights)
+        if not differentiable:
+            call.run(x, topk_weights)
+            if is_new:
+                note(buf, call.out.handle)
+            return DispatchResult(call.out, x, options)
+        rows, row_weights, link = call.apply(x, topk_weights)
+        if is_new:
+            note(buf, call.out.handle)
+        handle = call.out.handle
+        handle._origin = Origin(link, row_weights, topk_weights)
+        handle._traced = TracedHandle.of(handle, call.packed)
+        handle._traced.link, handle._traced.row_weights = link, row_weights
         return DispatchResult(call.out, x, options, rows, row_weights)
 
 
@@ -115,12 +153,17 @@ def combine(
         InvalidArgument: async_op or out is given.  Otherwise as `EPBuffer.combine`.
     """
     options["out_dtype"] = out_dtype
+    if _ops.is_traced():
+        given = {"weights": weights, "row_weights": row_weights, "bias": bias}
+        return CombineResult(_traced.combine(buf, x, handle, given, options))
     with turn(buf, "combine"):
-        biases = () if bias is None else (bias,) if isinstance(bias, torch.Tensor) else tuple(bias)
+        biases = _biases(bias)
         origin: Origin | None = getattr(handle, "_origin", None)
-        token = None if origin is None else origin.token
-        differentiable = _needs_grad(token, x, weights, row_weights, *biases)
-        _check_options(options, differentiable)
+        if isinstance(handle, TracedHandle):
+            origin, handle = Origin(handle.link, None, None), handle.core()
+        link = None if origin is None else origin.link
+        differentiable = _arguments.needs_grad(link, x, weights, row_weights, *biases)
+        _arguments.refuse(_arguments.of_options(options, differentiable))
         call = CombineCall(buf, handle, weights, options)
         if not differentiable:
             return CombineResult(call.run(x, row_weights, biases))
@@ -128,17 +171,38 @@ def combine(
         return CombineResult(call.out, rows, home)
 
 
-def recompute_contexts() -> NoReturn:
-    """Reserved: contexts in which checkpointing replays handles instead of dispatching anew.
+def recompute_contexts(fn: Callable[..., Any] | None = None) -> Any:
+    """Lets checkpointing replay dispatches at recompute, where it would make them anew.
 
-    Raises Unsupported.  ``torch.utils.checkpoint.checkpoint(fn, x, use_reentrant=False)`` works
-    without: it repeats the forward's calls as new collectives during the backward, in the same
-    order on all ranks.
+    The region's dispatches (of `ep.functional`, so also of `ep.nn.MoE`) record their handles in the
+    forward, and replay them, in order, when the region is recomputed in the backward: no counting,
+    no host wait, the same routing and the same bits even if the router would decide otherwise.
+    Combines are made again.  Every rank does the same, as for any other call.
+
+    Both kinds of `torch.utils.checkpoint.checkpoint`::
+
+        checkpoint(layer, x, use_reentrant=False, context_fn=ep.recompute_contexts)
+        checkpoint(ep.recompute_contexts(layer), x, use_reentrant=True)  # takes no context_fn
+
+    Args:
+        fn: the checkpointed function, wrapped anew in every checkpoint() call (either kind).
+            None: as context_fn.
+
+    Returns:
+        With `fn` a callable of its arguments; without, the two contexts that context_fn returns.
+        In a graph of torch.compile, which saves what effectful operations return and so repeats
+        none of them, the contexts do nothing.
+
+    Raises, at recompute, in the dispatch's turn:
+        InvalidArgument: the region dispatches oftener than it did, or from another buffer.  A
+            wrapped `fn` is called a second time outside of a backward.
     """
-    raise Unsupported(
-        "recompute_contexts is not supported by this version; plain "
-        "torch.utils.checkpoint.checkpoint(..., use_reentrant=False) is: it dispatches once more"
-    )
+    if fn is not None:
+        return fn if torch.compiler.is_compiling() else Region(fn)
+    if torch.compiler.is_compiling():
+        return contextlib.nullcontext(), contextlib.nullcontext()
+    record = Record()
+    return record.recording(), Again(record)
 
 
 class _Result:
@@ -150,6 +214,9 @@ class _Result:
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._base, name)
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         raise AttributeError(f"{type(self).__name__} is frozen: {name} cannot be set")
@@ -177,14 +244,12 @@ class DispatchResult(_Result):
         topk_weights: torch.Tensor | None = None,
     ) -> None:
         quant = options.get("quant")
-        self.__dict__.update(
-            _base=base,
-            _dtype=source.dtype,
-            _quant=quant,
-            _edge=rows if quant is not None else None,
-            x=base.x if rows is None or quant is not None else rows,
-            topk_weights=base.topk_weights if topk_weights is None else topk_weights,
-        )
+        self._set("_base", base)
+        self._set("_dtype", source.dtype)
+        self._set("_quant", quant)
+        self._set("_edge", rows if quant is not None else None)
+        self._set("x", base.x if rows is None or quant is not None else rows)
+        self._set("topk_weights", base.topk_weights if topk_weights is None else topk_weights)
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The rows' values [N,H] in `dtype`; None: that of the x that was dispatched.
@@ -196,7 +261,7 @@ class DispatchResult(_Result):
         """
         dtype = self._dtype if dtype is None else dtype
         if self._quant is None:
-            if self.x.dtype not in _FLOATS or self.scales is not None:
+            if self.x.dtype not in _arguments.FLOATS or self.scales is not None:
                 raise InvalidArgument(
                     f"the rows are {self.x.dtype} bytes of the caller's own meaning; only what "
                     f"quant= made can be dequantised"
@@ -204,6 +269,8 @@ class DispatchResult(_Result):
             return self.x.to(dtype)
         if self._edge is None:
             return _quant.dequantize(self.x, self.scales, self._quant).to(dtype)
+        if _ops.is_traced():
+            return torch.ops.ep.dequantize(self._edge, self.x, self.scales, self._quant, dtype)
         return straight_through(self._edge, self.x, self.scales, self._quant, dtype)
 
 
@@ -216,37 +283,10 @@ class CombineResult(_Result):
         x: torch.Tensor | None = None,
         topk_weights: torch.Tensor | None = None,
     ) -> None:
-        self.__dict__.update(
-            _base=base,
-            x=base.x if x is None else x,
-            topk_weights=base.topk_weights if topk_weights is None else topk_weights,
-        )
+        self._set("_base", base)
+        self._set("x", base.x if x is None else x)
+        self._set("topk_weights", base.topk_weights if topk_weights is None else topk_weights)
 
 
-# --- what is checked here, since the buffer sees detached tensors ---------------------------------
-
-
-def _needs_grad(*tensors: Any) -> bool:
-    return torch.is_grad_enabled() and any(getattr(t, "requires_grad", False) for t in tensors)
-
-
-def _check_options(options: dict[str, Any], differentiable: bool) -> None:
-    if options.get("async_op"):
-        raise InvalidArgument(
-            "async_op=True: autograd runs on the calling thread's stream and would not wait for "
-            "the result's event; leave it out, or use EPBuffer's method under torch.no_grad()"
-        )
-    if differentiable and options.get("out") is not None:
-        raise InvalidArgument("out is given, but autograd needs results of its own: leave it out")
-
-
-def _check_cut_edges(x: Any, options: dict[str, Any]) -> None:
-    """No gradient may be lost silently."""
-    scales, extras = options.get("scales"), options.get("extras")
-    if _needs_grad(scales, *(extras if isinstance(extras, (list, tuple)) else [extras])):
-        raise InvalidArgument("scales and extras are not differentiable: give them detached")
-    if _needs_grad(x) and (scales is not None or x.dtype not in _FLOATS):
-        raise InvalidArgument(
-            f"x requires grad, but travels as opaque {x.dtype} bytes; gradients flow through "
-            f"bfloat16, float16 and float32 without scales: let quant= do the rounding"
-        )
+def _biases(bias: Any) -> tuple[torch.Tensor, ...]:
+    return () if bias is None else (bias,) if isinstance(bias, torch.Tensor) else tuple(bias)

@@ -44,6 +44,11 @@ class MoE(torch.nn.Module):
     ``torch.set_num_threads(1)``, outputs and gradients of experts, weights and logits are bit for
     bit those of one rank.
 
+    *Fixed sizes and graphs.*  With exact=False, and wherever torch.compile traces the layer (with
+    fullgraph=True too, whatever `exact` is), the host knows no counts: every local expert then sees
+    all N rows and answers its own.  That costs L times the products and rounds as they do; a layer
+    for more than reference hands `expert_offsets` to a grouped product instead.
+
     *Training.*  Experts' gradients are complete; those of the router cover a rank's own tokens and
     must be summed over the ranks by the caller, as data parallelism does.
 
@@ -58,14 +63,15 @@ class MoE(torch.nn.Module):
         quant: None, or a name of `ep.quant.formats()`: tokens travel quantised and are dequantised
             before the experts; gradients pass straight through.
         dtype: of the experts and of the rows; None: torch's default dtype.
+        exact: exactly the received rows; False: fixed sizes, and the host never waits.
         seed: of the parameters.  Each expert has a stream of its own, so its values depend neither
             on R nor on who owns it.
 
     Attributes:
         router: torch.nn.Linear, weight [E,H] fp32.
         up: [L,F,H], down: [L,H,F]: this rank's experts, in order.
-        tokens_per_expert: list of L ints, the routes that this rank's experts took in the last
-            forward; None before.
+        tokens_per_expert: the routes that this rank's experts took in the last forward: list of L
+            ints, or int32 [L] where the host does not know them (see above); None before.
 
     Raises:
         InvalidArgument: layout is neither "expert" nor "rank", or num_experts is not the buffer's.
@@ -83,6 +89,7 @@ class MoE(torch.nn.Module):
         quant: str | None = None,
         *,
         dtype: torch.dtype | None = None,
+        exact: bool = True,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -95,8 +102,8 @@ class MoE(torch.nn.Module):
                 f"num_experts={num_experts}; the buffer has {buf.expert_offsets[-1]}"
             )
         self.buf, self.num_topk, self.hidden = buf, num_topk, hidden
-        self.layout, self.quant = layout, quant
-        self.tokens_per_expert: list[int] | None = None
+        self.layout, self.quant, self.exact = layout, quant, exact
+        self.tokens_per_expert: list[int] | torch.Tensor | None = None
         device = buf.device
         self.router = torch.nn.Linear(
             hidden, num_experts, bias=False, device=device, dtype=torch.float32
@@ -133,16 +140,28 @@ class MoE(torch.nn.Module):
             topk_weights,
             layout=self.layout,
             quant=self.quant,
+            exact=self.exact,
         )
-        self.tokens_per_expert = out.tokens_per_expert
-        rows = out.dequantize()
-        if self.layout == "expert":
-            rows = self._by_block(rows, out.tokens_per_expert)
-            y = functional.combine(self.buf, rows, out.handle, weights=topk_weights)
-        else:
-            rows = self._by_row(rows, out.topk_idx, out.topk_weights)
-            y = functional.combine(self.buf, rows, out.handle)
+        rows = self._answers(out)
+        weights = topk_weights if self.layout == "expert" else None
+        y = functional.combine(self.buf, rows, out.handle, weights=weights)
         return y.x.to(x.dtype).reshape(x.shape)
+
+    def _answers(self, out: functional.DispatchResult) -> torch.Tensor:
+        """[N,H]: what the experts say to the rows."""
+        rows = out.dequantize()
+        if not self.exact or torch.compiler.is_compiling():
+            self.tokens_per_expert = out.tokens_per_expert_device
+            rows = rows.masked_fill(out.source[:, :1] < 0, 0)  # the tail is unspecified
+            if not len(self.up):
+                return self._no_experts(rows)
+            if self.layout == "expert":
+                return self._by_choice(rows, out.topk_idx)
+            return self._by_weight(rows, out.topk_idx, out.topk_weights)
+        self.tokens_per_expert = out.tokens_per_expert
+        if self.layout == "expert":
+            return self._by_block(rows, out.tokens_per_expert)
+        return self._by_row(rows, out.topk_idx, out.topk_weights)
 
     def _experts(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         return list(zip(self.up.unbind(), self.down.unbind(), strict=True))
@@ -167,6 +186,24 @@ class MoE(torch.nn.Module):
             answer = expert_mlp(weights, rows.index_select(0, at))
             total = total.index_add(0, at, answer.float() * weight[:, None])
         return total.to(rows.dtype) if len(self.up) else self._no_experts(rows)
+
+    def _by_choice(self, rows: torch.Tensor, topk_idx: torch.Tensor) -> torch.Tensor:
+        """[N,H]: all experts answer all rows, and a row keeps its own expert's answer."""
+        total = torch.zeros_like(rows)
+        for local, weights in enumerate(self._experts()):
+            chosen = (topk_idx == local)[:, None]
+            total = torch.where(chosen, expert_mlp(weights, rows), total)
+        return total
+
+    def _by_weight(
+        self, rows: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """[N,H]: all experts answer all rows; those that a row did not choose weigh 0."""
+        total = torch.zeros_like(rows, dtype=torch.float32)
+        for local, weights in enumerate(self._experts()):
+            weight = (topk_weights * (topk_idx == local)).sum(1)
+            total = total + expert_mlp(weights, rows).float() * weight[:, None]
+        return total.to(rows.dtype)
 
     def _no_experts(self, rows: torch.Tensor) -> torch.Tensor:
         """No rows, that yet depend on the parameters as those of the other ranks do."""
