@@ -26,6 +26,11 @@
 #include "ep/error.hpp"
 #include "ep/tensor.hpp"
 
+#if defined(_GLIBCXX_USE_CXX11_ABI) && !_GLIBCXX_USE_CXX11_ABI
+#error \
+    "this libtorch has the old std::string (_GLIBCXX_USE_CXX11_ABI=0), ep the new: take one with the C++11 ABI"
+#endif
+
 namespace ep {
 
 namespace detail::torch_bridge {
