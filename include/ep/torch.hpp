@@ -2,6 +2,9 @@
 // the caller's libtorch, whichever that is; ep/ep.hpp does not include it, and the library links no
 // torch.  No data is copied in either direction.
 //
+// A tensor may be dropped by a thread of the library, after an asynchronous call.  Where Python holds it
+// too, that needs the interpreter's lock: do not hold that lock while you wait for ep.
+//
 //   ep::DispatchResult rows = buffer.dispatch({.x = ep::from_torch(x), .topk_idx = ep::from_torch(ids)});
 //   at::Tensor received = ep::to_torch(rows.x);
 #pragma once

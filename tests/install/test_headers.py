@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import shutil
 
 import pytest
 
@@ -18,12 +19,16 @@ def include(prefix: pathlib.Path) -> pathlib.Path:
     return prefix / "include"
 
 
-@pytest.mark.parametrize("standard", ["c++20", "c++23"])
+@pytest.mark.parametrize(
+    ("compiler", "standard"), [("g++", "c++20"), ("g++", "c++23"), ("clang++", "c++20")]
+)
 @pytest.mark.parametrize("header", [name for name in HEADERS if name != WITH_TORCH])
-def test_a_header_compiles_alone(include, tmp_path, header, standard):
+def test_a_header_compiles_alone(include, tmp_path, header, compiler, standard):
+    if shutil.which(compiler) is None:
+        pytest.skip(f"this machine has no {compiler}")
     unit = tmp_path / "unit.cpp"
     unit.write_text(f'#include "ep/{header}"\n#include "ep/{header}"\n')
-    words = ("g++", f"-std={standard}", "-fsyntax-only", *WARNINGS, "-I", include, unit)
+    words = (compiler, f"-std={standard}", "-fsyntax-only", *WARNINGS, "-I", include, unit)
     building.command(*words)
 
 
