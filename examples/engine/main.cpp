@@ -34,14 +34,10 @@ bool refuses_a_wrong_id(MoeLayer& layer, const std::vector<float>& tokens, const
   Routes wrong = routes;
   const bool is_culprit = layer.buffer().rank() == 0;
   if (is_culprit) wrong.experts[0] = kExperts;
-  try {
-    layer.forward(tokens, wrong);
-  } catch (const ep::InvalidArgument&) {
-    return is_culprit;
-  } catch (const ep::PeerError& error) {
-    return !is_culprit && error.peers == std::vector<uint32_t>{0};
-  }
-  return false;
+  const ep::Status status = layer.try_send(tokens, wrong);
+  if (is_culprit) return status.kind() == ep::ErrorKind::kInvalidArgument;
+  const auto* error = dynamic_cast<const ep::PeerError*>(status.error());
+  return error != nullptr && error->peers == std::vector<uint32_t>{0};
 }
 
 bool serve(std::shared_ptr<ep::Communicator> group) {

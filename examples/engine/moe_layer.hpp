@@ -121,31 +121,35 @@ struct Heap {
   }
 };
 
-// The layer on one of the ranks.  All ranks call forward() and again() in the same order, also with
-// no tokens at all.
+// The layer on one of the ranks.  All ranks make the same calls in the same order, also with no
+// tokens at all.
 class MoeLayer {
  public:
   MoeLayer(std::shared_ptr<ep::Communicator> group, const Model& model, Heap& heap)
-      : model_(model), buffer_(group, config(group->rank(), heap)) {}
+      : model_(model), heap_(heap), buffer_(group, config(group->rank(), heap)) {}
 
   std::vector<float> forward(const std::vector<float>& tokens, const Routes& routes) {
-    ep::DispatchArgs args;
-    args.x = view(tokens, kHidden);
-    args.topk_idx = ep::Tensor::contiguous(const_cast<int32_t*>(routes.experts.data()),
-                                           ep::DType::kInt32, {rows(tokens), kTopk});
-    args.topk_weights = view(routes.weights, kTopk);
-    args.layout = ep::Layout::kExpert;  // a row per token and expert, grouped by expert
-    ep::DispatchResult received = buffer_.dispatch(args);
-    routes_ = received.handle;
-    return answer(received, routes);
+    ep::DispatchArgs args = routed(tokens, routes);
+    give_rows_a_place(args);
+    buffer_.dispatch(args, received_);  // throws; the next call uses the result's memory again
+    return answer(routes);
   }
 
   // Other tokens that go the way of the last forward(): nothing is counted, nobody waits for counts.
   std::vector<float> again(const std::vector<float>& tokens, const Routes& routes) {
+    const ep::Handle handle = received_.handle;
     ep::DispatchArgs args;
     args.x = view(tokens, kHidden);
-    args.handle = &routes_;
-    return answer(buffer_.dispatch(args), routes);
+    args.handle = &handle;
+    give_rows_a_place(args);
+    buffer_.dispatch(args, received_);
+    return answer(routes);
+  }
+
+  // For an engine that uses no exceptions.  A dispatch whose rows nobody brings home is legal.
+  ep::Status try_send(const std::vector<float>& tokens, const Routes& routes) noexcept {
+    ep::DispatchResult dropped;
+    return buffer_.try_dispatch(routed(tokens, routes), dropped);
   }
 
   const ep::EPBuffer& buffer() const { return buffer_; }
@@ -176,18 +180,38 @@ class MoeLayer {
                                   {static_cast<int64_t>(values.size() / columns), columns});
   }
 
+  static ep::DispatchArgs routed(const std::vector<float>& tokens, const Routes& routes) {
+    ep::DispatchArgs args;
+    args.x = view(tokens, kHidden);
+    args.topk_idx = ep::Tensor::contiguous(const_cast<int32_t*>(routes.experts.data()),
+                                           ep::DType::kInt32, {rows(tokens), kTopk});
+    args.topk_weights = view(routes.weights, kTopk);
+    args.layout = ep::Layout::kExpert;  // a row per token and expert, grouped by expert
+    return args;
+  }
+
+  // Rows land in memory of the engine's own, made once for the most that can come.
+  void give_rows_a_place(ep::DispatchArgs& args) {
+    ep::Tensor place = buffer_.output_spec(args).x;  // shape, strides and dtype
+    const auto bytes = static_cast<uint64_t>(place.size(0) * place.strides[0]) * sizeof(float);
+    if (bytes > num_bytes_) rows_ = heap_.allocate(num_bytes_ = bytes);
+    place.data = rows_.get();
+    place.owner = rows_;
+    args.out.x = place;
+  }
+
   // Runs this rank's experts over the rows that came, and sends the answers home.
-  std::vector<float> answer(const ep::DispatchResult& received, const Routes& routes) {
+  std::vector<float> answer(const Routes& routes) {
     // Computing into the window spares combine a copy.
-    const ep::Tensor out = buffer_.expert_output(received.handle, kHidden, ep::DType::kFloat32);
-    const auto* offsets = static_cast<const int32_t*>(received.expert_offsets.data);  // [L + 1]
+    const ep::Tensor out = buffer_.expert_output(received_.handle, kHidden, ep::DType::kFloat32);
+    const auto* offsets = static_cast<const int32_t*>(received_.expert_offsets.data);  // [L + 1]
     const uint32_t first = buffer_.expert_offsets()[buffer_.rank()];
     const uint32_t last = buffer_.expert_offsets()[buffer_.rank() + 1];
     for (uint32_t e = first; e < last; ++e)
       for (int32_t row = offsets[e - first]; row < offsets[e - first + 1]; ++row)
-        model_.experts[e].apply(at(received.x, row), at(out, row));
+        model_.experts[e].apply(at(received_.x, row), at(out, row));
 
-    ep::CombineArgs args{.x = out, .handle = &received.handle};
+    ep::CombineArgs args{.x = out, .handle = &received_.handle};
     args.weights = view(routes.weights, kTopk);  // combine multiplies: nobody else has
     const ep::CombineResult home = buffer_.combine(args);
     std::vector<float> y;
@@ -201,8 +225,11 @@ class MoeLayer {
   }
 
   const Model& model_;
+  Heap& heap_;
   ep::EPBuffer buffer_;
-  ep::Handle routes_;
+  ep::DispatchResult received_;
+  std::shared_ptr<void> rows_;
+  uint64_t num_bytes_ = 0;  // of rows_
 };
 
 }  // namespace engine

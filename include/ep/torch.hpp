@@ -28,13 +28,14 @@
 
 #include "ep/error.hpp"
 #include "ep/tensor.hpp"
+#include "ep/version.hpp"
 
 #if defined(_GLIBCXX_USE_CXX11_ABI) && !_GLIBCXX_USE_CXX11_ABI
 #error \
     "this libtorch has the old std::string (_GLIBCXX_USE_CXX11_ABI=0), ep the new: take one with the C++11 ABI"
 #endif
 
-namespace ep {
+namespace ep::inline EP_ABI_NAMESPACE {
 
 namespace detail::torch_bridge {
 
@@ -190,4 +191,4 @@ inline std::function<std::shared_ptr<void>(uint64_t)> torch_allocator(
   };
 }
 
-}  // namespace ep
+}  // namespace ep::inline EP_ABI_NAMESPACE
