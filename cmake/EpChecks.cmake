@@ -3,13 +3,14 @@
 # ep_check_headers(<target> <root> <folder>...)
 # Builds one unit per header (*.hpp, *.cuh) below the folders, which are relative to <root>; the
 # unit includes the header twice and nothing else.  Globbed, so that no header escapes.  Left out
-# are ptx/, device instructions that NVRTC compiles, and simd_*, built once per instruction set.
+# are ptx/, device instructions that NVRTC compiles, simd_*, built once per instruction set, and
+# ep/torch.hpp, which needs a libtorch (tests/install).
 function(ep_check_headers target root)
   set(units "")
   foreach(folder IN LISTS ARGN)
     file(GLOB_RECURSE headers RELATIVE "${root}" CONFIGURE_DEPENDS
          "${root}/${folder}/*.hpp" "${root}/${folder}/*.cuh")
-    list(FILTER headers EXCLUDE REGEX "/ptx/|/simd_")
+    list(FILTER headers EXCLUDE REGEX "/ptx/|/simd_|^ep/torch.hpp$")
     foreach(header IN LISTS headers)
       string(MAKE_C_IDENTIFIER "${header}" id)
       set(unit "${CMAKE_CURRENT_BINARY_DIR}/headers/${id}.cpp")

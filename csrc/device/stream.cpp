@@ -29,9 +29,9 @@ detail::StreamImpl& require(const std::shared_ptr<detail::StreamImpl>& impl, con
   return *impl;
 }
 
-const std::function<bool()>& question_of(const detail::EventImpl& event) {
-  static const std::function<bool()> kNone;
-  return event.interrupt != nullptr ? *event.interrupt : kNone;
+device::WaitResult wait_until(detail::EventImpl& event, uint64_t deadline_ns) {
+  if (event.interrupt != nullptr) return event.wait(deadline_ns, *event.interrupt);
+  return event.wait(deadline_ns, {});
 }
 
 }  // namespace
@@ -42,14 +42,14 @@ bool Event::query() const {
 
 void Event::wait() const {
   if (impl_ != nullptr &&
-      impl_->wait(device::kNoDeadline, question_of(*impl_)) == device::WaitResult::kInterrupted) {
+      wait_until(*impl_, device::kNoDeadline) == device::WaitResult::kInterrupted) {
     throw Interrupted("the wait for an event was interrupted");
   }
 }
 
 void Event::synchronize(double timeout_s) const {
   if (impl_ == nullptr) return;
-  switch (impl_->wait(deadline_after(timeout_s), question_of(*impl_))) {
+  switch (wait_until(*impl_, deadline_after(timeout_s))) {
     case device::WaitResult::kReady:
       break;
     case device::WaitResult::kDeadline:

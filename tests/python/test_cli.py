@@ -1,4 +1,4 @@
-"""`python -m ep`: help, doctor and jit; test_bench.py has bench."""
+"""`python -m ep`: help, doctor, cmake-dir and jit; test_bench.py has bench."""
 
 import json
 import re
@@ -6,7 +6,7 @@ import re
 import pytest
 
 import ep
-from ep.cli import doctor, machine, main, self_test
+from ep.cli import cmake_dir, doctor, machine, main, self_test
 from python.cli_process import hide, run_cli
 
 STATES = {"ok", "missing", "note"}
@@ -15,7 +15,7 @@ STATES = {"ok", "missing", "note"}
 def test_without_a_command_it_prints_help():
     done = run_cli()
     assert done.returncode == 0 and done.stderr == ""
-    assert all(name in done.stdout for name in ("usage:", "doctor", "bench", "jit"))
+    assert all(name in done.stdout for name in ("usage:", "doctor", "bench", "cmake-dir", "jit"))
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["doctor", "--help"], ["bench", "--help"]])
@@ -37,6 +37,20 @@ def test_jit_is_unsupported_in_one_line():
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith("python -m ep jit: Unsupported: ")
     assert "GPU" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_cmake_dir_prints_the_folder_of_the_package_and_nothing_else(tmp_path, monkeypatch, capsys):
+    """tests/install builds programs with it."""
+    package = tmp_path / "ep"
+    folder = package / "lib" / "cmake" / "ep"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(cmake_dir.ep, "__file__", str(package / "__init__.py"))
+    assert main(["cmake-dir"]) == 1  # run from its sources: there is no library to find
+    error = capsys.readouterr().err
+    assert str(folder) in error and "pip install" in error and error.count("\n") == 1
+    (folder / "ep-config.cmake").touch()
+    assert main(["cmake-dir"]) == 0
+    assert capsys.readouterr().out == f"{folder}\n"
 
 
 def test_the_help_imports_neither_torch_nor_numpy(tmp_path):

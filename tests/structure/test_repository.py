@@ -52,13 +52,14 @@ def test_the_map_names_every_folder():
             assert f"csrc/{path.name}" in README
 
 
-@pytest.mark.parametrize("folder", ["csrc", "python/binding", "bench", "tests"])
+@pytest.mark.parametrize("folder", ["csrc", "python/binding", "bench", "tests", "examples"])
 def test_every_source_is_built(folder):
-    """Sources are listed, not globbed; none may be left out of its folder's CMakeLists.txt."""
-    listed = (ROOT / folder / "CMakeLists.txt").read_text(encoding="utf-8")
+    """Sources are listed, not globbed; none may be left out of the nearest CMakeLists.txt."""
     for path in (ROOT / folder).rglob("*.cpp"):
-        name = path.relative_to(ROOT / folder).as_posix()
-        assert re.search(rf"(?<![\w/]){re.escape(name)}(?![\w.])", listed), f"{folder}/{name}"
+        base = next(parent for parent in path.parents if (parent / "CMakeLists.txt").is_file())
+        listed = (base / "CMakeLists.txt").read_text(encoding="utf-8")
+        name = path.relative_to(base).as_posix()
+        assert re.search(rf"(?<![\w/]){re.escape(name)}(?![\w.])", listed), f"{base}: {name}"
 
 
 def test_environment_variables_are_the_documented_ones():

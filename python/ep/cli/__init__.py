@@ -1,4 +1,4 @@
-"""The command line: `python -m ep doctor | bench | jit`.
+"""The command line: `python -m ep doctor | bench | cmake-dir | jit`.
 
 Exit status: 0 good, 1 something failed or is missing, 2 bad usage or not in this version, 130
 interrupted. An error is one line on stderr.
@@ -15,7 +15,7 @@ from types import ModuleType
 import ep
 from ep.errors import Unsupported
 
-_COMMANDS = ("doctor", "bench", "jit")
+_COMMANDS = ("doctor", "bench", "cmake-dir", "jit")
 
 
 class Failure(Exception):
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m ep", description=_first_line(ep))
     commands = parser.add_subparsers(dest="command", metavar="|".join(_COMMANDS))
     for name in _COMMANDS:
-        module = importlib.import_module(f".{name}", __name__)
+        module = importlib.import_module(f".{name.replace('-', '_')}", __name__)
         command = commands.add_parser(
             name,
             help=_first_line(module),
