@@ -21,7 +21,7 @@ def _unit(name: str, header: str, params: str, body: str, max_registers: int) ->
 #include "kernels/{header}"
 using namespace ep::kernels;
 using ep::device::cuda::Warp;
-extern "C" __global__ void __launch_bounds__(256, 1)
+extern "C" __global__ void __launch_bounds__(1024, 1)
 ep_kernel(const __grid_constant__ {params} params) {{
   {body}
 }}

@@ -7,7 +7,7 @@
 
 namespace ep::kernels {
 
-EP_HOST_DEVICE float bias_at(const Bias& bias, uint64_t token, uint64_t column) {
+EP_HOST_DEVICE float bias_at(const Bias& bias, uint32_t token, uint64_t column) {
   const std::byte* row = bias.rows.data + static_cast<int64_t>(token) * bias.rows.row_stride;
   switch (bias.element) {
     case Element::kBF16:
@@ -23,10 +23,10 @@ EP_HOST_DEVICE float bias_at(const Bias& bias, uint64_t token, uint64_t column) 
 // acc = first term, then acc + term, each rounded to fp32; a term is the element or fp32(weight * element);
 // then the biases; one rounding.  No terms: the first bias, else 0.
 template <Element kIn, Element kOut, class Coop>
-EP_HOST_DEVICE void reduce_row(Coop& coop,
+EP_HOST_DEVICE void reduce_row(Coop coop,
                                const CombineParams& p,
                                const Terms& terms,
-                               uint64_t token) {
+                               uint32_t token) {
   std::byte* out = p.out + static_cast<int64_t>(token) * p.out_stride;
   const bool weighted = p.weights.data != nullptr;
 #if EP_CUDA_COMPILE
