@@ -22,7 +22,9 @@ EP_OUTLINED void count_tokens(Coop coop, const DispatchParams& p) {
   const uint32_t begin = first_token(p.num_tokens, worker, workers);
   const uint32_t end = first_token(p.num_tokens, worker + 1, workers);
   if (p.weights.data != nullptr) {
+    EP_NO_UNROLL
     for (uint32_t token = begin; token < end; ++token) {
+      EP_NO_UNROLL
       for (uint32_t k = coop.thread_rank(); k < p.num_topk; k += coop.size()) {
         p.handle_weights[uint64_t{token} * p.num_topk + k] =
             load_float(p.weights, p.weights_element, token, k);
@@ -38,6 +40,7 @@ EP_OUTLINED void count_tokens(Coop coop, const DispatchParams& p) {
   coop.sync();
   CountResult result{0, ~uint64_t{0}};
   const CountArgs args{&p, counts, counts + s.num_ranks};
+  EP_NO_UNROLL
   for (uint32_t token = begin; token < end; ++token)
     count_token<kLayout>(coop, args, token, result);
   if (result.hash != 0) {

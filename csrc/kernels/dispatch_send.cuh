@@ -62,6 +62,7 @@ EP_HOST_DEVICE void place_token(Coop coop, const DispatchParams& p, uint32_t tok
   const DeviceState& s = *p.entry.state;
   const uint32_t* prefix =
       s.scratch.counts + uint64_t{worker_index(coop)} * (s.num_ranks + s.num_experts);
+  EP_NO_UNROLL
   for (uint32_t k = coop.thread_rank(); k < p.num_topk; k += coop.size()) {
     const uint64_t slot = uint64_t{token} * p.num_topk + k;
     layout::Route route = p.routes[slot];
@@ -119,6 +120,7 @@ EP_HOST_DEVICE void store_metadata(Coop coop,
   float* weights = reinterpret_cast<float*>(extent + d.layout.weights_offset);
   constexpr bool kByExpert = kLayout == LayoutKind::kExpert;
   const uint32_t width = kByExpert ? 1 : p.num_topk;
+  EP_NO_UNROLL
   for (uint32_t i = coop.thread_rank(); i < width; i += coop.size()) {
     const uint64_t from = uint64_t{token} * p.num_topk + (kByExpert ? slot : i);
     const bool here = (p.routes[from].rank_and_flags & ~layout::kFirstSlot) == rank;
@@ -204,6 +206,7 @@ EP_OUTLINED void clear_block_sums(Coop coop, const Operation& op) {
   const DeviceState& s = *op.state;
   if (coop.worker() == 0) {
     uint32_t* rows_sent = s.scratch.rows_sent + uint64_t{coop.block()} * s.num_ranks;
+    EP_NO_UNROLL
     for (uint32_t r = coop.thread_rank(); r < s.num_ranks; r += coop.size())
       coop.write(rows_sent + r, 0u);
     if constexpr (kLayout == LayoutKind::kExpert) {

@@ -62,7 +62,7 @@ own_record_word(Coop coop, const EntryParams& p, const OwnFields& own, uint32_t 
 // An operation that ended at entry may have left before it saw all records of it.  Its banks stay valid
 // until this rank publishes again, so the wait is made up for here.
 template <class Coop>
-EP_HOST_DEVICE bool drain_previous(Coop coop, Operation& op) {
+EP_OUTLINED bool drain_previous(Coop coop, Operation& op) {
   DeviceState& s = *op.state;
   if (s.drain == 0) return true;
   const uint64_t sequence = s.drain - 1;
@@ -85,9 +85,11 @@ EP_OUTLINED void publish_record(
   const uint32_t num_words = own.counts == nullptr
                                  ? layout::kFixedWords
                                  : layout::record_words(s.num_ranks, s.num_experts);
+  EP_NO_UNROLL
   for (uint32_t step = 0; step < s.num_ranks; ++step) {
     const uint32_t peer = (s.rank + step) % s.num_ranks;
     uint64_t* record = words_at(s, peer, s.window_layout.record(op.bank, s.rank));
+    EP_NO_UNROLL
     for (uint32_t i = 1 + coop.thread_rank(); i < num_words; i += coop.size()) {
       coop.template store<Order::kRelaxed, Scope::kSystem>(
           record + i, layout::tagged(own_record_word(coop, p, own, i), op.tag));

@@ -112,10 +112,7 @@ EP_HOST_DEVICE bool faulted(Coop coop, const Operation& op) {
 
 // `source` refused the operation: its record says why.
 template <class Coop>
-EP_HOST_DEVICE void refuse_from_record(Coop coop,
-                                       const Operation& op,
-                                       uint32_t source,
-                                       Phase phase) {
+EP_OUTLINED void refuse_from_record(Coop coop, const Operation& op, uint32_t source, Phase phase) {
   const uint64_t* record = record_from(*op.state, op.bank, source);
   set_fault(coop, op, static_cast<Cause>(record_value(coop, record, layout::kStatus)), phase,
             [&](FaultRecord& f) {
@@ -316,11 +313,12 @@ EP_OUTLINED bool enter(Coop coop, Operation& op, const EntryParams& p) {
   // Poison of the operation before may have come after this rank had completed it.
   const uint64_t completed = coop.uniform(
       coop.template load<Order::kRelaxed, Scope::kSystem>(&header_of(s, s.rank)->completed));
-  if (completed + 1 == op.sequence && op.sequence > s.first_sequence &&
-      scan_alarm(coop, op, op.sequence - 1, Phase::kIdle)) {
-    return false;
+  const bool late = completed + 1 == op.sequence && op.sequence > s.first_sequence;
+  EP_NO_UNROLL
+  for (uint64_t sequence = op.sequence - (late ? 1 : 0); sequence <= op.sequence; ++sequence) {
+    if (scan_alarm(coop, op, sequence, Phase::kIdle)) return false;
   }
-  return !scan_alarm(coop, op, op.sequence, Phase::kIdle);
+  return true;
 }
 
 // Tells every peer that this rank ends the operation on the way.
@@ -329,6 +327,7 @@ EP_OUTLINED void write_poison(Coop coop, const Operation& op, const FaultRecord&
   const DeviceState& s = *op.state;
   const uint32_t phase = static_cast<uint32_t>(fault.phase) |
                          (fault.needs_resync != 0 ? layout::kPoisonNeedsResync : 0u);
+  EP_NO_UNROLL
   for (uint32_t peer = coop.thread_rank(); peer < s.num_ranks; peer += coop.size()) {
     if (peer == s.rank) continue;
     uint64_t* poison = words_at(s, peer, s.window_layout.poison(op.bank, s.rank));

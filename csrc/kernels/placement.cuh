@@ -185,6 +185,7 @@ EP_OUTLINED void write_small(Coop coop, const DispatchParams& p) {
   const auto small = layout::SmallLayout::make(s.num_ranks, s.max_local_experts);
   uint32_t* out = small_of(s);
   const auto copy = [&](uint32_t to, uint32_t from, uint32_t n) {
+    EP_NO_UNROLL
     for (uint32_t i = coop.thread_rank(); i < n; i += coop.size()) {
       coop.write(out + to + i, coop.read(p.plan + from + i));
     }

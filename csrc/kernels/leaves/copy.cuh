@@ -16,11 +16,13 @@ struct alignas(16) Bytes16 {
   uint64_t low, high;
 };
 
-// Copies one row into memory that another worker or rank will read.  `dst` is 16-byte aligned.
-// Ordering: stream_fence() by the same worker, then a release by one of its threads.
+// The form of a worker with lanes: 16 bytes at a time where `src` allows it.
+// REQUIRES: `dst` is a multiple of 16; less than 4 GB, or than 64 GB where `src` is one too.
 template <class Coop>
-EP_OUTLINED void copy_row(Coop coop, std::byte* dst, const std::byte* src, uint64_t num_bytes) {
-#if EP_CUDA_COMPILE
+EP_OUTLINED void copy_row_by_lanes(Coop coop,
+                                   std::byte* dst,
+                                   const std::byte* src,
+                                   uint64_t num_bytes) {
   constexpr uint32_t kLoads = 2;  // in flight, before the first store
   uint32_t bytes_left = static_cast<uint32_t>(num_bytes);
   if (reinterpret_cast<uintptr_t>(src) % 16 == 0) {
@@ -49,6 +51,14 @@ EP_OUTLINED void copy_row(Coop coop, std::byte* dst, const std::byte* src, uint6
   EP_NO_UNROLL
   for (uint32_t i = coop.thread_rank(); i < bytes_left; i += coop.size())
     coop.write(dst + i, coop.read(src + i));
+}
+
+// Copies one row into memory that another worker or rank will read.  `dst` is 16-byte aligned.
+// Ordering: stream_fence() by the same worker, then a release by one of its threads.
+template <class Coop>
+EP_HOST_DEVICE void copy_row(Coop coop, std::byte* dst, const std::byte* src, uint64_t num_bytes) {
+#if EP_CUDA_COMPILE
+  copy_row_by_lanes(coop, dst, src, num_bytes);
 #else
   static_cast<void>(coop);
   host::leaves().copy_row(dst, src, num_bytes);
