@@ -34,6 +34,23 @@ EP_HOST_DEVICE float float_of(uint32_t bits) {
 #endif
 }
 
+// One rounding each: never fused, whatever the compiler is told.
+EP_HOST_DEVICE float add_rounded(float a, float b) {
+#if EP_DEVICE_PASS
+  return __fadd_rn(a, b);
+#else
+  return a + b;
+#endif
+}
+
+EP_HOST_DEVICE float multiply_rounded(float a, float b) {
+#if EP_DEVICE_PASS
+  return __fmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+
 EP_HOST_DEVICE float canonical_nan(float v) {
   return v == v ? v : float_of(0x7FC00000u);
 }

@@ -5,11 +5,15 @@
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 #define EP_CUDA_COMPILE 1  //                0           1              1             1
 #define EP_HOST_DEVICE __host__ __device__ __forceinline__
+#define EP_OUTLINED __host__ __device__ __noinline__
 #define EP_DEVICE __device__ __forceinline__
+#define EP_NO_UNROLL _Pragma("unroll 1")
 #else
 #define EP_CUDA_COMPILE 0
 #define EP_HOST_DEVICE inline
+#define EP_OUTLINED inline
 #define EP_DEVICE inline
+#define EP_NO_UNROLL
 #endif
 
 #if defined(__CUDA_ARCH__)

@@ -27,8 +27,8 @@ EP_HOST_DEVICE uint32_t rows_per_channel(const CombineParams& p,
 
 // This block's share of the owner's rows into its extent.
 template <class Coop>
-EP_HOST_DEVICE void copy_share(Coop& coop, const Operation& op, const CombineParams& p) {
-  const DeviceState& s = *op.state;
+EP_OUTLINED void copy_share(Coop coop, const Operation& op, const CombineParams& p) {
+  const DeviceState& s = *p.entry.state;
   const uint32_t num_rows = coop.read(p.plan + layout::PlanLayout::kNumRows);
   const uint32_t share = rows_per_channel(p, num_rows, coop.num_blocks());
   if (share == 0) return;
@@ -61,7 +61,7 @@ EP_HOST_DEVICE void copy_share(Coop& coop, const Operation& op, const CombinePar
 
 // Block 0's first worker: publishes before it copies, so that nobody waits for the copy to learn of a refusal.
 template <class Coop>
-EP_HOST_DEVICE bool publish_combine(Coop& coop, Operation& op, const CombineParams& p) {
+EP_HOST_DEVICE bool publish_combine(Coop coop, Operation& op, const CombineParams& p) {
   OwnFields own{};
   own.base = static_cast<uint32_t>(p.rows_offset / layout::kArenaAlignBytes);
   own.num_tokens = p.num_tokens;
@@ -74,8 +74,8 @@ EP_HOST_DEVICE bool publish_combine(Coop& coop, Operation& op, const CombinePara
 }
 
 template <class Coop>
-EP_HOST_DEVICE bool lead_combine(Coop& coop, Operation& op, const CombineParams& p) {
-  const DeviceState& s = *op.state;
+EP_HOST_DEVICE bool lead_combine(Coop coop, Operation& op, const CombineParams& p) {
+  const DeviceState& s = *p.entry.state;
   if (!await_records(coop, op, p.entry)) return false;
   for (uint32_t rank = coop.thread_rank(); rank < s.num_ranks; rank += coop.size()) {
     const uint64_t* record = record_from(s, op.bank, rank);
@@ -96,33 +96,32 @@ EP_HOST_DEVICE bool lead_combine(Coop& coop, Operation& op, const CombineParams&
 
 // The owner's row is there, or the operation has ended.
 template <class Coop>
-EP_HOST_DEVICE bool await_row(Coop& coop, Operation& op, uint32_t rank, uint32_t row) {
+EP_HOST_DEVICE bool await_row(Coop coop, Operation& op, uint32_t rank, uint32_t row) {
   const DeviceState& s = *op.state;
   const uint32_t share = s.scratch.owners[rank].rows_per_channel;
   if (share == 0) return true;
   const uint64_t* word =
       words_at(s, s.rank,
                s.window_layout.ready(op.bank, rank, min_of(row / share, layout::kMaxChannels - 1)));
-  const auto ready = [&] {
-    return layout::tag_in(coop.template load<Order::kAcquire, Scope::kSystem>(word)) == op.tag;
-  };
-  return wait_until(coop, op, Phase::kReady, ready, [&](uint32_t peer) { return peer == rank; });
+  return wait_for(coop, op, {word, op.tag, op.bank, rank, Phase::kReady, false});
 }
 
 template <CombineConfig kConfig, class Coop>
-EP_HOST_DEVICE bool combine_token(Coop& coop,
+EP_HOST_DEVICE bool combine_token(Coop coop,
                                   Operation& op,
                                   const CombineParams& p,
-                                  uint64_t token) {
-  const DeviceState& s = *op.state;
+                                  uint32_t token) {
+  const DeviceState& s = *p.entry.state;
   constexpr bool kByExpert = kConfig.layout == LayoutKind::kExpert;
   Terms& terms = *reinterpret_cast<Terms*>(s.scratch.worker_bytes +
                                            worker_index(coop) * s.scratch.worker_pitch);
   uint32_t num_terms = 0;
+  EP_NO_UNROLL
   for (uint32_t k = 0; k < p.num_topk; ++k) {
-    const layout::Route route = p.routes[token * p.num_topk + k];
+    const layout::Route route = p.routes[uint64_t{token} * p.num_topk + k];
     const uint32_t rank = route.rank_and_flags & ~layout::kFirstSlot;
-    float* out_weight = p.has_row_weights ? p.out_weights + token * p.num_topk + k : nullptr;
+    float* out_weight =
+        p.has_row_weights ? p.out_weights + uint64_t{token} * p.num_topk + k : nullptr;
     if (route.row == layout::kNoRow) {
       if (out_weight != nullptr && coop.thread_rank() == 0) *out_weight = 0.0f;
       continue;
@@ -153,10 +152,10 @@ EP_HOST_DEVICE bool combine_token(Coop& coop,
 }
 
 template <CombineConfig kConfig, class Coop>
-EP_HOST_DEVICE void pull_rows(Coop& coop, Operation& op, const CombineParams& p) {
+EP_HOST_DEVICE void pull_rows(Coop coop, Operation& op, const CombineParams& p) {
   const uint32_t worker = worker_index(coop), workers = total_workers(coop);
-  const uint64_t end = part_begin(p.num_tokens, worker + 1, workers);
-  for (uint64_t token = part_begin(p.num_tokens, worker, workers); token < end; ++token) {
+  const uint32_t end = first_token(p.num_tokens, worker + 1, workers);
+  for (uint32_t token = first_token(p.num_tokens, worker, workers); token < end; ++token) {
     if (!combine_token<kConfig>(coop, op, p, token)) return;
   }
   stream_fence(coop);
@@ -164,8 +163,8 @@ EP_HOST_DEVICE void pull_rows(Coop& coop, Operation& op, const CombineParams& p)
 
 // The last block: tells owners that wait for it that their rows have been read, and waits in its turn.
 template <class Coop>
-EP_HOST_DEVICE void exchange_read_done(Coop& coop, Operation& op, const CombineParams& p) {
-  const DeviceState& s = *op.state;
+EP_HOST_DEVICE void exchange_read_done(Coop coop, Operation& op, const CombineParams& p) {
+  const DeviceState& s = *p.entry.state;
   for (uint32_t owner = coop.thread_rank(); owner < s.num_ranks; owner += coop.size()) {
     if (record_value(coop, record_from(s, op.bank, owner), layout::kWantsReadDone) == 0) continue;
     uint64_t* word = words_at(s, owner, s.window_layout.read_done(s.rank));
@@ -174,14 +173,10 @@ EP_HOST_DEVICE void exchange_read_done(Coop& coop, Operation& op, const CombineP
   }
   coop.sync();
   if (!p.wants_read_done) return;
-  const auto missing = [&](uint32_t reader) {
-    const uint64_t* word = words_at(s, s.rank, s.window_layout.read_done(reader));
-    return layout::tag_in(coop.template load<Order::kAcquire, Scope::kSystem>(word)) != op.tag;
-  };
+  EP_NO_UNROLL
   for (uint32_t reader = 0; reader < s.num_ranks; ++reader) {
-    if (!wait_until(
-            coop, op, Phase::kReadDone, [&] { return !missing(reader); }, missing))
-      return;
+    const uint64_t* word = words_at(s, s.rank, s.window_layout.read_done(reader));
+    if (!wait_for(coop, op, {word, op.tag, op.bank, reader, Phase::kReadDone, false})) return;
   }
 }
 

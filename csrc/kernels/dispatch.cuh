@@ -16,15 +16,17 @@ namespace ep::kernels {
 
 // Counts this worker's tokens and snapshots routing and weights into the handle.
 template <LayoutKind kLayout, class Coop>
-EP_HOST_DEVICE void count_tokens(Coop& coop, const Operation& op, const DispatchParams& p) {
-  DeviceState& s = *op.state;
+EP_OUTLINED void count_tokens(Coop coop, const DispatchParams& p) {
+  DeviceState& s = *p.entry.state;
   const uint32_t worker = worker_index(coop), workers = total_workers(coop);
-  const uint64_t begin = part_begin(p.num_tokens, worker, workers);
-  const uint64_t end = part_begin(p.num_tokens, worker + 1, workers);
+  const uint32_t begin = first_token(p.num_tokens, worker, workers);
+  const uint32_t end = first_token(p.num_tokens, worker + 1, workers);
   if (p.weights.data != nullptr) {
-    for (uint64_t token = begin; token < end; ++token) {
+    EP_NO_UNROLL
+    for (uint32_t token = begin; token < end; ++token) {
+      EP_NO_UNROLL
       for (uint32_t k = coop.thread_rank(); k < p.num_topk; k += coop.size()) {
-        p.handle_weights[token * p.num_topk + k] =
+        p.handle_weights[uint64_t{token} * p.num_topk + k] =
             load_float(p.weights, p.weights_element, token, k);
       }
     }
@@ -38,7 +40,8 @@ EP_HOST_DEVICE void count_tokens(Coop& coop, const Operation& op, const Dispatch
   coop.sync();
   CountResult result{0, ~uint64_t{0}};
   const CountArgs args{&p, counts, counts + s.num_ranks};
-  for (uint64_t token = begin; token < end; ++token)
+  EP_NO_UNROLL
+  for (uint32_t token = begin; token < end; ++token)
     count_token<kLayout>(coop, args, token, result);
   if (result.hash != 0) {
     coop.template fetch_add<Order::kRelaxed, Scope::kDevice>(&s.routing_hash, result.hash);
@@ -49,7 +52,7 @@ EP_HOST_DEVICE void count_tokens(Coop& coop, const Operation& op, const Dispatch
 }
 
 // This rank's small array of a fixed-size output: its place does not depend on the routing.
-EP_HOST_DEVICE uint32_t* fixed_small(const DispatchParams& p, bool is_expert) {
+EP_OUTLINED uint32_t* fixed_small(const DispatchParams& p, bool is_expert) {
   const DeviceState& s = *p.entry.state;
   const auto out = layout::OutputLayout::make(p.shape, output_rows(p, s.rank, 0, is_expert));
   return reinterpret_cast<uint32_t*>(window_of(s, s.rank) + p.extent_offset + out.small_offset);
@@ -65,8 +68,8 @@ EP_HOST_DEVICE int32_t* output_status(const DispatchParams& p, bool failed, bool
 
 // One worker of the last block to have counted: agrees with all ranks and places everything.
 template <LayoutKind kLayout, class Coop>
-EP_HOST_DEVICE bool lead_dispatch(Coop& coop, Operation& op, const DispatchParams& p) {
-  DeviceState& s = *op.state;
+EP_HOST_DEVICE bool lead_dispatch(Coop coop, Operation& op, const DispatchParams& p) {
+  DeviceState& s = *p.entry.state;
   Cause status = Cause::kNone;
   OwnFields own{};
   own.base = static_cast<uint32_t>(p.extent_offset / layout::kArenaAlignBytes);
@@ -79,7 +82,8 @@ EP_HOST_DEVICE bool lead_dispatch(Coop& coop, Operation& op, const DispatchParam
     own.counts = s.scratch.row_base;  // the totals; overwritten once the records are out
     if (s.bad_slot != ~uint64_t{0}) {
       if (coop.thread_rank() == 0) {
-        s.bad_id = load_id(p.idx, s.bad_slot >> 32, static_cast<uint32_t>(s.bad_slot));
+        s.bad_id = load_id(p.idx, static_cast<uint32_t>(s.bad_slot >> 32),
+                           static_cast<uint32_t>(s.bad_slot));
       }
       if (p.exact) status = Cause::kArguments;
     }
@@ -97,7 +101,7 @@ EP_HOST_DEVICE bool lead_dispatch(Coop& coop, Operation& op, const DispatchParam
   coop.sync();
   if (!place_extents<kLayout>(coop, op, p)) return false;
   if (!p.replay) plan_receive<kLayout>(coop, op, p, s.scratch.destinations[s.rank].row_limit);
-  write_small(coop, op, p);
+  write_small(coop, p);
   coop.sync();
   if (coop.thread_rank() == 0) {
     op.ticket->num_rows = coop.read(p.plan + layout::PlanLayout::kNumRows);
@@ -114,12 +118,12 @@ EP_HOST_DEVICE void dispatch(Coop coop, const DispatchParams& p) {
   constexpr bool kByExpert = kConfig.layout == LayoutKind::kExpert;
   Operation op;
   if (coop.block_all(enter(coop, op, p.entry))) {
-    count_tokens<kConfig.layout>(coop, op, p);
+    count_tokens<kConfig.layout>(coop, p);
     bool good = true;
     if (arrive(coop, op, kCounted) && coop.worker() == 0)
       good = lead_dispatch<kConfig.layout>(coop, op, p);
     if (coop.block_all(good && await_placed(coop, op)) && send_rows<kConfig>(coop, op, p)) {
-      fill_dead_rows<kConfig.layout>(coop, op, p);
+      fill_dead_rows<kConfig.layout>(coop, p);
       receive_rows<kConfig.layout>(coop, op, p);
     }
   }
@@ -128,7 +132,7 @@ EP_HOST_DEVICE void dispatch(Coop coop, const DispatchParams& p) {
   if (!kByExpert && !failed && p.drop && !p.replay) {
     if (coop.read(p.plan + layout::PlanLayout::kRowsNeeded) >
         coop.read(p.plan + layout::PlanLayout::kNumRows)) {
-      recount_experts(coop, op, p);
+      recount_experts(coop, p);
     }
   }
   leave(coop, op, output_status(p, failed, kByExpert));

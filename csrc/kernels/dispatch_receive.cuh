@@ -8,7 +8,7 @@ namespace ep::kernels {
 
 // Gap rows: x and the caller's own data 0, our scales 1.
 template <class Coop>
-EP_HOST_DEVICE void fill_gap_payload(Coop& coop,
+EP_HOST_DEVICE void fill_gap_payload(Coop coop,
                                      const DispatchParams& p,
                                      const layout::OutputLayout& out,
                                      std::byte* extent,
@@ -17,6 +17,7 @@ EP_HOST_DEVICE void fill_gap_payload(Coop& coop,
                  scales_pitch = layout::row_pitch(p.shape.scales_bytes);
   fill_words(coop, extent + out.x_offset + row * x_pitch, 0u, x_pitch / 4);
   fill_words(coop, extent + out.scales_offset + row * scales_pitch, p.gap_scale, scales_pitch / 4);
+  EP_NO_UNROLL
   for (uint32_t i = 0; i < p.shape.num_extras; ++i) {
     const uint64_t pitch = layout::row_pitch(p.shape.extra_bytes[i]);
     fill_words(coop, extent + out.extra_offset[i] + row * pitch, 0u, pitch / 4);
@@ -25,7 +26,7 @@ EP_HOST_DEVICE void fill_gap_payload(Coop& coop,
 
 // Gaps and tail: ids -1, weights 0, source -1.
 template <class Coop>
-EP_HOST_DEVICE void fill_dead_metadata(Coop& coop,
+EP_HOST_DEVICE void fill_dead_metadata(Coop coop,
                                        const DispatchParams& p,
                                        const layout::OutputLayout& out,
                                        std::byte* extent,
@@ -38,14 +39,15 @@ EP_HOST_DEVICE void fill_dead_metadata(Coop& coop,
 }
 
 template <LayoutKind kLayout, class Coop>
-EP_HOST_DEVICE void fill_dead_rows(Coop& coop, const Operation& op, const DispatchParams& p) {
-  const DeviceState& s = *op.state;
+EP_OUTLINED void fill_dead_rows(Coop coop, const DispatchParams& p) {
+  const DeviceState& s = *p.entry.state;
   const layout::PlanLayout plan = plan_layout(s);
   const Destination& d = s.scratch.destinations[s.rank];
   std::byte* extent = window_of(s, s.rank) + d.extent_offset;
   const uint32_t worker = worker_index(coop), workers = total_workers(coop);
   if constexpr (kLayout == LayoutKind::kExpert) {
     const uint32_t num_local = s.expert_offsets[s.rank + 1] - s.expert_offsets[s.rank];
+    EP_NO_UNROLL
     for (uint32_t e = 0; e < num_local; ++e) {
       const uint32_t begin = coop.read(p.plan + plan.expert_offsets + e) +
                              coop.read(p.plan + plan.tokens_per_expert + e);
@@ -64,9 +66,11 @@ EP_HOST_DEVICE void fill_dead_rows(Coop& coop, const Operation& op, const Dispat
 
 // Rows of one channel whose bytes came once, into another row of the same token.
 template <class Coop>
-EP_HOST_DEVICE void copy_duplicates(
-    Coop& coop, const Operation& op, const DispatchParams& p, uint32_t source, uint32_t channel) {
-  const DeviceState& s = *op.state;
+EP_HOST_DEVICE void copy_duplicates(Coop coop,
+                                    const DispatchParams& p,
+                                    uint32_t source,
+                                    uint32_t channel) {
+  const DeviceState& s = *p.entry.state;
   const Destination& d = s.scratch.destinations[s.rank];
   std::byte* extent = window_of(s, s.rank) + d.extent_offset;
   const uint32_t* dup_of = reinterpret_cast<const uint32_t*>(extent + d.layout.dup_of_offset);
@@ -86,6 +90,7 @@ EP_HOST_DEVICE void copy_duplicates(
       if (from == layout::kNoRow) continue;
       copy(d.layout.x_offset, p.shape.x_bytes, row, from);
       copy(d.layout.scales_offset, p.shape.scales_bytes, row, from);
+      EP_NO_UNROLL
       for (uint32_t x = 0; x < p.shape.num_extras; ++x) {
         copy(d.layout.extra_offset[x], p.shape.extra_bytes[x], row, from);
       }
@@ -95,31 +100,20 @@ EP_HOST_DEVICE void copy_duplicates(
 
 // Waits for the rows of this block's share of the sources.
 template <LayoutKind kLayout, class Coop>
-EP_HOST_DEVICE bool receive_rows(Coop& coop, Operation& op, const DispatchParams& p) {
-  const DeviceState& s = *op.state;
-  const auto word_of = [&](uint32_t source, uint32_t channel) {
-    return coop.template load<Order::kAcquire, Scope::kSystem>(
-        words_at(s, s.rank, s.window_layout.channel(source, channel)));
-  };
-  const auto channels_of = [&](uint32_t source) {
-    return min_of(record_value(coop, record_from(s, op.bank, source), layout::kNumChannels),
-                  layout::kMaxChannels);
-  };
-  const auto missing = [&](uint32_t source) {
-    for (uint32_t c = 0; c < channels_of(source); ++c) {
-      if (layout::tag_in(word_of(source, c)) != op.tag) return true;
-    }
-    return false;
-  };
+EP_HOST_DEVICE bool receive_rows(Coop coop, Operation& op, const DispatchParams& p) {
+  const DeviceState& s = *p.entry.state;
+  EP_NO_UNROLL
   for (uint32_t step = coop.block(); step < s.num_ranks; step += coop.num_blocks()) {
     const uint32_t source = (s.rank + step) % s.num_ranks;  // this rank's own rows come first
-    const uint32_t num_channels = channels_of(source);
+    const uint32_t num_channels = channels_of(coop, s, op.bank, source);
     uint64_t rows = 0;
+    EP_NO_UNROLL
     for (uint32_t c = 0; c < num_channels; ++c) {
-      const auto ready = [&] { return layout::tag_in(word_of(source, c)) == op.tag; };
-      if (!wait_until(coop, op, Phase::kRows, ready, missing)) return false;
-      rows += layout::value_in(coop.uniform(word_of(source, c)));
-      if constexpr (kLayout == LayoutKind::kExpert) copy_duplicates(coop, op, p, source, c);
+      const uint64_t* word = words_at(s, s.rank, s.window_layout.channel(source, c));
+      if (!wait_for(coop, op, {word, op.tag, op.bank, source, Phase::kRows, false})) return false;
+      rows +=
+          layout::value_in(coop.uniform(coop.template load<Order::kAcquire, Scope::kSystem>(word)));
+      if constexpr (kLayout == LayoutKind::kExpert) copy_duplicates(coop, p, source, c);
     }
     if (rows == coop.read(p.plan + plan_layout(s).rows_from + source)) continue;
     set_fault(coop, op, Cause::kBadRow, Phase::kRows, [&](FaultRecord& f) {
@@ -135,8 +129,8 @@ EP_HOST_DEVICE bool receive_rows(Coop& coop, Operation& op, const DispatchParams
 
 // "rank" with dropped rows: the matrix does not tell which experts lost a row; the kept ids do.
 template <class Coop>
-EP_HOST_DEVICE void recount_experts(Coop& coop, const Operation& op, const DispatchParams& p) {
-  const DeviceState& s = *op.state;
+EP_OUTLINED void recount_experts(Coop coop, const DispatchParams& p) {
+  const DeviceState& s = *p.entry.state;
   const layout::PlanLayout plan = plan_layout(s);
   const Destination& d = s.scratch.destinations[s.rank];
   std::byte* extent = window_of(s, s.rank) + d.extent_offset;
@@ -146,20 +140,23 @@ EP_HOST_DEVICE void recount_experts(Coop& coop, const Operation& op, const Dispa
   const int64_t id_base = p.global_ids ? int64_t{first} : 0;
   if (coop.thread_rank() == 0) {
     uint32_t* counts = p.plan + plan.tokens_per_expert;
+    EP_NO_UNROLL
     for (uint32_t e = 0; e < num_local; ++e)
       coop.write(counts + e, 0u);
+    EP_NO_UNROLL
     for (uint64_t i = 0; i < ids; ++i) {
       const int64_t id = load_id(idx, i, 0);
       if (id >= 0) coop.write(counts + (id - id_base), coop.read(counts + (id - id_base)) + 1);
     }
     uint32_t start = 0;
+    EP_NO_UNROLL
     for (uint32_t e = 0; e < num_local; ++e) {
       start += coop.read(counts + e);
       coop.write(p.plan + plan.expert_offsets + e + 1, start);
     }
   }
   coop.sync();
-  write_small(coop, op, p);
+  write_small(coop, p);
 }
 
 }  // namespace ep::kernels

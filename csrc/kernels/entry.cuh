@@ -15,7 +15,7 @@ struct OwnFields {
 
 // This rank's value of agreed field `i`.
 template <class Coop>
-EP_HOST_DEVICE uint32_t agreed_word(Coop& coop, const EntryParams& p, uint32_t i) {
+EP_HOST_DEVICE uint32_t agreed_word(Coop coop, const EntryParams& p, uint32_t i) {
   const bool of_routing = i == layout::kRoutingLow || i == layout::kRoutingHigh;
   if (!of_routing || p.routing_hash == nullptr) return p.agreed[i];
   return coop.read(p.routing_hash + (i - layout::kRoutingLow));
@@ -24,7 +24,7 @@ EP_HOST_DEVICE uint32_t agreed_word(Coop& coop, const EntryParams& p, uint32_t i
 // Value of word `i` of this rank's record.
 template <class Coop>
 EP_HOST_DEVICE uint32_t
-own_record_word(Coop& coop, const EntryParams& p, const OwnFields& own, uint32_t i) {
+own_record_word(Coop coop, const EntryParams& p, const OwnFields& own, uint32_t i) {
   if (i < layout::kAgreedEnd) return agreed_word(coop, p, i);
   const uint64_t hash = p.state->routing_hash;
   switch (i) {
@@ -62,19 +62,15 @@ own_record_word(Coop& coop, const EntryParams& p, const OwnFields& own, uint32_t
 // An operation that ended at entry may have left before it saw all records of it.  Its banks stay valid
 // until this rank publishes again, so the wait is made up for here.
 template <class Coop>
-EP_HOST_DEVICE bool drain_previous(Coop& coop, Operation& op) {
+EP_OUTLINED bool drain_previous(Coop coop, Operation& op) {
   DeviceState& s = *op.state;
   if (s.drain == 0) return true;
   const uint64_t sequence = s.drain - 1;
   const uint32_t tag = layout::tag_of(sequence), bank = layout::bank_of(sequence);
-  const auto missing = [&](uint32_t peer) {
-    const uint64_t* status = record_from(s, bank, peer) + layout::kStatus;
-    return layout::tag_in(coop.template load<Order::kAcquire, Scope::kSystem>(status)) != tag;
-  };
+  EP_NO_UNROLL
   for (uint32_t peer = 0; peer < s.num_ranks; ++peer) {
-    if (!wait_until(
-            coop, op, Phase::kDrain, [&] { return !missing(peer); }, missing))
-      return false;
+    const uint64_t* word = record_from(s, bank, peer) + layout::kStatus;
+    if (!wait_for(coop, op, {word, tag, bank, peer, Phase::kDrain, false})) return false;
   }
   if (coop.thread_rank() == 0) s.drain = 0;
   coop.sync();
@@ -83,15 +79,17 @@ EP_HOST_DEVICE bool drain_previous(Coop& coop, Operation& op) {
 
 // Writes this rank's record to every peer.  `status` != kNone refuses the operation for everybody.
 template <class Coop>
-EP_HOST_DEVICE void publish_record(
-    Coop& coop, const Operation& op, const EntryParams& p, const OwnFields& own, Cause status) {
+EP_OUTLINED void publish_record(
+    Coop coop, const Operation& op, const EntryParams& p, const OwnFields& own, Cause status) {
   const DeviceState& s = *op.state;
   const uint32_t num_words = own.counts == nullptr
                                  ? layout::kFixedWords
                                  : layout::record_words(s.num_ranks, s.num_experts);
+  EP_NO_UNROLL
   for (uint32_t step = 0; step < s.num_ranks; ++step) {
     const uint32_t peer = (s.rank + step) % s.num_ranks;
     uint64_t* record = words_at(s, peer, s.window_layout.record(op.bank, s.rank));
+    EP_NO_UNROLL
     for (uint32_t i = 1 + coop.thread_rank(); i < num_words; i += coop.size()) {
       coop.template store<Order::kRelaxed, Scope::kSystem>(
           record + i, layout::tagged(own_record_word(coop, p, own, i), op.tag));
@@ -113,7 +111,7 @@ EP_HOST_DEVICE void publish_record(
 // Publishes; a status of this rank's own, or an abort that came before, ends the operation alike everywhere.
 template <class Coop>
 EP_HOST_DEVICE bool enter_records(
-    Coop& coop, Operation& op, const EntryParams& p, const OwnFields& own, Cause status) {
+    Coop coop, Operation& op, const EntryParams& p, const OwnFields& own, Cause status) {
   if (!drain_previous(coop, op)) return false;
   if (status == Cause::kNone) {
     uint32_t abort = 0;
@@ -134,24 +132,12 @@ EP_HOST_DEVICE bool enter_records(
 
 // Holds `peer`'s record, or the operation has ended.
 template <class Coop>
-EP_HOST_DEVICE bool await_record(Coop& coop, Operation& op, const EntryParams& p, uint32_t peer) {
-  const DeviceState& s = *op.state;
-  const auto status_of = [&](uint32_t source) {
-    return coop.template load<Order::kAcquire, Scope::kSystem>(record_from(s, op.bank, source) +
-                                                               layout::kStatus);
-  };
-  const auto missing = [&](uint32_t source) { return layout::tag_in(status_of(source)) != op.tag; };
-  const auto ahead = [&](uint64_t word) {
-    const uint32_t tag = layout::tag_in(word);
-    return tag != 0 && static_cast<int32_t>(tag - op.tag) > 0;
-  };
-  uint64_t status = 0;
-  const auto arrived_or_ahead = [&] {
-    status = status_of(peer);
-    return layout::tag_in(status) == op.tag || ahead(status);
-  };
-  if (!wait_until(coop, op, Phase::kRecords, arrived_or_ahead, missing)) return false;
-  status = coop.uniform(status);
+EP_HOST_DEVICE bool await_record(Coop coop, Operation& op, const EntryParams& p, uint32_t peer) {
+  const uint64_t* record = record_from(*op.state, op.bank, peer);
+  if (!wait_for(coop, op, {record + layout::kStatus, op.tag, op.bank, peer, Phase::kRecords, true}))
+    return false;
+  const uint64_t status =
+      coop.uniform(coop.template load<Order::kAcquire, Scope::kSystem>(record + layout::kStatus));
   if (layout::tag_in(status) != op.tag) {
     set_fault(coop, op, Cause::kPeerAhead, Phase::kRecords, [&](FaultRecord& f) { f.peer = peer; });
     return false;
@@ -160,7 +146,7 @@ EP_HOST_DEVICE bool await_record(Coop& coop, Operation& op, const EntryParams& p
     refuse_from_record(coop, op, peer, Phase::kRecords);
     return false;
   }
-  const uint64_t* record = record_from(s, op.bank, peer);
+  EP_NO_UNROLL
   for (uint32_t field = layout::kKind; field < layout::kAgreedEnd; ++field) {
     const uint32_t theirs = coop.uniform(record_value(coop, record, field));
     const uint32_t mine = agreed_word(coop, p, field);
@@ -177,7 +163,8 @@ EP_HOST_DEVICE bool await_record(Coop& coop, Operation& op, const EntryParams& p
 }
 
 template <class Coop>
-EP_HOST_DEVICE bool await_records(Coop& coop, Operation& op, const EntryParams& p) {
+EP_HOST_DEVICE bool await_records(Coop coop, Operation& op, const EntryParams& p) {
+  EP_NO_UNROLL
   for (uint32_t peer = 0; peer < op.state->num_ranks; ++peer) {
     if (!await_record(coop, op, p, peer)) return false;
   }
@@ -186,25 +173,18 @@ EP_HOST_DEVICE bool await_records(Coop& coop, Operation& op, const EntryParams& 
 
 // Lets the other blocks go on, or waits until one worker of the launch has.
 template <class Coop>
-EP_HOST_DEVICE void announce_placed(Coop& coop, const Operation& op) {
+EP_HOST_DEVICE void announce_placed(Coop coop, const Operation& op) {
   coop.sync();
   if (coop.thread_rank() == 0) {
-    coop.template store<Order::kRelease, Scope::kDevice>(&op.state->placed, op.tag);
+    coop.template store<Order::kRelease, Scope::kDevice>(&op.state->placed, uint64_t{op.tag});
     coop.ring(&header_of(*op.state, op.state->rank)->doorbell);
   }
 }
 
 template <class Coop>
-EP_HOST_DEVICE bool await_placed(Coop& coop, Operation& op) {
-  const DeviceState& s = *op.state;
-  const auto ready = [&] {
-    return coop.template load<Order::kAcquire, Scope::kDevice>(&s.placed) == op.tag;
-  };
-  const auto missing = [&](uint32_t peer) {
-    const uint64_t* status = record_from(s, op.bank, peer) + layout::kStatus;
-    return layout::tag_in(coop.template load<Order::kAcquire, Scope::kSystem>(status)) != op.tag;
-  };
-  return wait_until(coop, op, Phase::kRecords, ready, missing);
+EP_HOST_DEVICE bool await_placed(Coop coop, Operation& op) {
+  return wait_for(coop, op,
+                  {&op.state->placed, op.tag, op.bank, op.state->rank, Phase::kRecords, false});
 }
 
 }  // namespace ep::kernels

@@ -5,9 +5,15 @@
 
 namespace ep::kernels {
 
+// The fault that `fault` is a copy of, once more.
+template <class Coop>
+EP_OUTLINED void renew_fault(Coop coop, const Operation& op, const FaultRecord& fault) {
+  set_fault(coop, op, fault.cause, fault.phase, [&](FaultRecord& f) { f = fault; });
+}
+
 // Publishes a refusal for an operation whose record is not out yet.
 template <class Coop>
-EP_HOST_DEVICE void spend_turn(Coop& coop, Operation& op) {
+EP_HOST_DEVICE void spend_turn(Coop coop, Operation& op) {
   DeviceState& s = *op.state;
   const uint64_t* mine = record_from(s, op.bank, s.rank) + layout::kStatus;
   const uint64_t word = coop.uniform(coop.template load<Order::kAcquire, Scope::kSystem>(mine));
@@ -23,7 +29,7 @@ EP_HOST_DEVICE void spend_turn(Coop& coop, Operation& op) {
   refusal.state = &s;
   if (fault.from_peer != 0) refusal.needed = fault.peer + 1;  // who began it
   publish_record(coop, op, refusal, OwnFields{}, fault.cause);
-  set_fault(coop, op, fault.cause, fault.phase, [&](FaultRecord& f) { f = fault; });
+  renew_fault(coop, op, fault);
 }
 
 // The end of the operation, by the last block.  REQUIRES: arrive(kEnd) was true.
@@ -31,7 +37,7 @@ EP_HOST_DEVICE void spend_turn(Coop& coop, Operation& op) {
 // Every turn has a record, also one that ended before this rank's was out (a late rank that finds the poison of
 // an aborted dispatch): its peers' next operation waits for it.
 template <class Coop>
-EP_HOST_DEVICE void leave(Coop& coop, Operation& op, int32_t* status) {
+EP_HOST_DEVICE void leave(Coop coop, Operation& op, int32_t* status) {
   DeviceState& s = *op.state;
   const bool failed = faulted(coop, op);
   const bool skipped = failed && s.fault.cause == Cause::kBroken;

@@ -15,6 +15,15 @@ namespace ep::kernels {
 
 using layout::Cause;
 
+// What a wait is for: a word of this rank's memory that holds a tag.
+struct Wait {
+  const uint64_t* word;
+  uint32_t tag, bank;  // of the operation that the word belongs to
+  uint32_t peer;       // whose word it is
+  Phase phase;
+  bool or_newer;  // the tag of a later operation will do
+};
+
 // One worker's view of the operation; the same in all its threads.
 struct Operation {
   DeviceState* state;
@@ -27,6 +36,7 @@ struct Operation {
   bool leaving;  // it has its fault already: only its time and lost ranks still count
   // This worker has written the rank's record: it may end the operation on a peer's refusal.
   bool published;
+  Wait wait;  // that is going on
 };
 
 EP_HOST_DEVICE std::byte* window_of(const DeviceState& s, uint32_t rank) {
@@ -47,44 +57,62 @@ EP_HOST_DEVICE const uint64_t* record_from(const DeviceState& s, uint32_t bank, 
 }
 
 template <class Coop>
-EP_HOST_DEVICE uint32_t record_value(Coop& coop, const uint64_t* record, uint32_t word) {
+EP_HOST_DEVICE uint32_t record_value(Coop coop, const uint64_t* record, uint32_t word) {
   return layout::value_in(coop.template load<Order::kRelaxed, Scope::kSystem>(record + word));
 }
 
-// Ends the operation here unless something already has.  One thread fills in `record`.
-template <class Coop, class Fill>
-EP_HOST_DEVICE void set_fault(
-    Coop& coop, const Operation& op, Cause cause, Phase phase, Fill fill) {
+// How many channels `source` announces its rows on, by its record.
+template <class Coop>
+EP_HOST_DEVICE uint32_t
+channels_of(Coop coop, const DeviceState& s, uint32_t bank, uint32_t source) {
+  return min_of(record_value(coop, record_from(s, bank, source), layout::kNumChannels),
+                layout::kMaxChannels);
+}
+
+// The record to fill in; null for all threads but one, and where something has ended the operation already.
+template <class Coop>
+EP_OUTLINED FaultRecord* claim_fault(Coop coop, const Operation& op, Cause cause, Phase phase) {
   DeviceState& s = *op.state;
-  if (coop.thread_rank() == 0 &&
-      coop.template exchange<Order::kRelaxed, Scope::kDevice>(&s.fault_claimed, 1u) == 0) {
-    FaultRecord& fault = s.fault;
-    fault = FaultRecord{};
-    fault.cause = cause;
-    fault.phase = phase;
-    fault.peer = s.rank;
-    fault.needs_resync = fault.poisons = layout::needs_resync(cause) ? 1 : 0;
-    fault.bad_slot = s.bad_slot;
-    fault.bad_id = s.bad_id;
-    fill(fault);
-    coop.template store<Order::kRelease, Scope::kDevice>(&s.fault_set, 1u);
-    coop.ring(&header_of(s, s.rank)->doorbell);
+  if (coop.thread_rank() != 0) return nullptr;
+  if (coop.template exchange<Order::kRelaxed, Scope::kDevice>(&s.fault_claimed, 1u) != 0)
+    return nullptr;
+  s.fault = FaultRecord{};
+  s.fault.cause = cause;
+  s.fault.phase = phase;
+  s.fault.peer = s.rank;
+  s.fault.needs_resync = s.fault.poisons = layout::needs_resync(cause) ? 1 : 0;
+  s.fault.bad_slot = s.bad_slot;
+  s.fault.bad_id = s.bad_id;
+  return &s.fault;
+}
+
+// `record` is filled in.
+template <class Coop>
+EP_OUTLINED void announce_fault(Coop coop, const Operation& op, FaultRecord* record) {
+  if (record != nullptr) {
+    coop.template store<Order::kRelease, Scope::kDevice>(&op.state->fault_set, 1u);
+    coop.ring(&header_of(*op.state, op.state->rank)->doorbell);
   }
   coop.sync();
 }
 
+// Ends the operation here unless something already has.  One thread fills in the record.
+template <class Coop, class Fill>
+EP_HOST_DEVICE void set_fault(Coop coop, const Operation& op, Cause cause, Phase phase, Fill fill) {
+  FaultRecord* record = claim_fault(coop, op, cause, phase);
+  if (record != nullptr) fill(*record);
+  announce_fault(coop, op, record);
+}
+
 template <class Coop>
-EP_HOST_DEVICE bool faulted(Coop& coop, const Operation& op) {
+EP_HOST_DEVICE bool faulted(Coop coop, const Operation& op) {
   return coop.uniform(coop.template load<Order::kAcquire, Scope::kDevice>(&op.state->fault_set)) !=
          0;
 }
 
 // `source` refused the operation: its record says why.
 template <class Coop>
-EP_HOST_DEVICE void refuse_from_record(Coop& coop,
-                                       const Operation& op,
-                                       uint32_t source,
-                                       Phase phase) {
+EP_OUTLINED void refuse_from_record(Coop coop, const Operation& op, uint32_t source, Phase phase) {
   const uint64_t* record = record_from(*op.state, op.bank, source);
   set_fault(coop, op, static_cast<Cause>(record_value(coop, record, layout::kStatus)), phase,
             [&](FaultRecord& f) {
@@ -100,9 +128,10 @@ EP_HOST_DEVICE void refuse_from_record(Coop& coop,
 // Looks for poison of operation `sequence`, and, once this rank's own record is out, for records of it that
 // refuse.  (Before: a rank that left without its record would let its peers wait for it.)
 template <class Coop>
-EP_HOST_DEVICE bool scan_alarm(Coop& coop, const Operation& op, uint64_t sequence, Phase phase) {
+EP_HOST_DEVICE bool scan_alarm(Coop coop, const Operation& op, uint64_t sequence, Phase phase) {
   const DeviceState& s = *op.state;
   const uint32_t tag = layout::tag_of(sequence), bank = layout::bank_of(sequence);
+  EP_NO_UNROLL
   for (uint32_t source = 0; source < s.num_ranks; ++source) {
     const uint64_t* poison = words_at(s, s.rank, s.window_layout.poison(bank, source));
     const uint64_t word = coop.uniform(
@@ -115,6 +144,7 @@ EP_HOST_DEVICE bool scan_alarm(Coop& coop, const Operation& op, uint64_t sequenc
                   f.peer = source;
                   f.from_peer = f.poisons = 1;
                   f.needs_resync = (where & layout::kPoisonNeedsResync) != 0 ? 1 : 0;
+                  EP_NO_UNROLL
                   for (uint32_t i = 0; i < layout::mask_words(s.num_ranks); ++i) {
                     f.mask[i] = record_value(coop, poison, layout::kPoisonMask + i);
                   }
@@ -132,10 +162,44 @@ EP_HOST_DEVICE bool scan_alarm(Coop& coop, const Operation& op, uint64_t sequenc
   return false;
 }
 
-// Has anything ended this operation, or is its time up?  `missing(peer)` tells, on expiry, who did not come.
-template <class Coop, class Missing>
-EP_HOST_DEVICE bool must_stop(Coop& coop, Operation& op, Phase phase, Missing missing) {
+template <class Coop>
+EP_HOST_DEVICE bool is_ready(Coop coop, const Wait& wait) {
+  const uint32_t tag =
+      layout::tag_in(coop.template load<Order::kAcquire, Scope::kSystem>(wait.word));
+  return tag == wait.tag || (wait.or_newer && tag != 0 && static_cast<int32_t>(tag - wait.tag) > 0);
+}
+
+// On expiry: is `peer` one of those who did not come?
+template <class Coop>
+EP_HOST_DEVICE bool is_missing(Coop coop, const DeviceState& s, const Wait& wait, uint32_t peer) {
+  const auto lacks_tag = [&](const uint64_t* word) {
+    return layout::tag_in(coop.template load<Order::kAcquire, Scope::kSystem>(word)) != wait.tag;
+  };
+  switch (wait.phase) {
+    case Phase::kIdle:
+      break;
+    case Phase::kDrain:
+    case Phase::kRecords:
+      return lacks_tag(record_from(s, wait.bank, peer) + layout::kStatus);
+    case Phase::kRows:
+      EP_NO_UNROLL
+      for (uint32_t c = 0; c < channels_of(coop, s, wait.bank, peer); ++c) {
+        if (lacks_tag(words_at(s, s.rank, s.window_layout.channel(peer, c)))) return true;
+      }
+      break;
+    case Phase::kReady:
+      return peer == wait.peer;
+    case Phase::kReadDone:
+      return lacks_tag(words_at(s, s.rank, s.window_layout.read_done(peer)));
+  }
+  return false;
+}
+
+// Has anything ended this operation, or is its time up?
+template <class Coop>
+EP_HOST_DEVICE bool must_stop(Coop coop, Operation& op) {
   DeviceState& s = *op.state;
+  const Phase phase = op.wait.phase;
   if (faulted(coop, op)) return true;
   const uint64_t alarm = coop.uniform(
       coop.template load<Order::kAcquire, Scope::kSystem>(&header_of(s, s.rank)->alarm));
@@ -162,6 +226,7 @@ EP_HOST_DEVICE bool must_stop(Coop& coop, Operation& op, Phase phase, Missing mi
   }
   if (coop.uniform(coop.template load<Order::kAcquire, Scope::kSystem>(&s.lost)) != 0) {
     set_fault(coop, op, Cause::kLost, phase, [&](FaultRecord& f) {
+      EP_NO_UNROLL
       for (uint32_t i = 0; i < layout::mask_words(s.num_ranks); ++i) {
         f.mask[i] = coop.template load<Order::kRelaxed, Scope::kSystem>(&s.lost_mask[i]);
       }
@@ -170,35 +235,42 @@ EP_HOST_DEVICE bool must_stop(Coop& coop, Operation& op, Phase phase, Missing mi
   }
   if (coop.uniform(coop.now_ns()) < op.deadline_ns) return false;
   set_fault(coop, op, Cause::kTimeout, phase, [&](FaultRecord& f) {
+    EP_NO_UNROLL
     for (uint32_t peer = 0; peer < s.num_ranks; ++peer) {
-      if (missing(peer)) f.mask[peer / 32] |= 1u << (peer % 32);
+      if (is_missing(coop, s, op.wait, peer)) f.mask[peer / 32] |= 1u << (peer % 32);
     }
   });
   return true;
 }
 
-// Waits until ready(), a function of words in this rank's memory.  False: the operation has ended.
-template <class Coop, class Ready, class Missing>
-EP_HOST_DEVICE bool wait_until(
-    Coop& coop, Operation& op, Phase phase, Ready ready, Missing missing) {
-  if (coop.uniform(ready())) return true;
+// The rest of wait_for, where the first look did not find it ready.
+template <class Coop>
+EP_OUTLINED bool wait_longer(Coop coop, Operation& op) {
   DeviceState& s = *op.state;
   if (coop.thread_rank() == 0) {
     coop.template store<Order::kRelaxed, Scope::kSystem>(&header_of(s, s.rank)->phase,
-                                                         static_cast<uint32_t>(phase));
+                                                         static_cast<uint32_t>(op.wait.phase));
   }
   auto backoff = coop.make_backoff();
-  while (!coop.uniform(ready())) {
-    if (must_stop(coop, op, phase, missing)) return false;
+  while (!coop.uniform(is_ready(coop, op.wait))) {
+    if (must_stop(coop, op)) return false;
     coop.back_off(backoff);
   }
   return true;
 }
 
+// Waits until the word holds its tag.  False: the operation has ended.
+template <class Coop>
+EP_HOST_DEVICE bool wait_for(Coop coop, Operation& op, const Wait& wait) {
+  if (coop.uniform(is_ready(coop, wait))) return true;
+  op.wait = wait;
+  return wait_longer(coop, op);
+}
+
 // True in the worker-uniform sense for every worker of the last block to arrive at `grid_phase`.
 enum GridPhase : uint32_t { kCounted = 0, kEnd = 1 };
 template <class Coop>
-EP_HOST_DEVICE bool arrive(Coop& coop, const Operation& op, GridPhase grid_phase) {
+EP_OUTLINED bool arrive(Coop coop, const Operation& op, GridPhase grid_phase) {
   coop.block_sync();
   uint32_t before = 0;
   if (coop.worker() == 0 && coop.thread_rank() == 0) {
@@ -210,7 +282,7 @@ EP_HOST_DEVICE bool arrive(Coop& coop, const Operation& op, GridPhase grid_phase
 
 // False: an earlier operation failed on the way; nothing may be sent until resync().
 template <class Coop>
-EP_HOST_DEVICE bool enter(Coop& coop, Operation& op, const EntryParams& p) {
+EP_OUTLINED bool enter(Coop coop, Operation& op, const EntryParams& p) {
   DeviceState& s = *p.state;
   op.state = &s;
   op.ticket = p.ticket;
@@ -241,22 +313,25 @@ EP_HOST_DEVICE bool enter(Coop& coop, Operation& op, const EntryParams& p) {
   // Poison of the operation before may have come after this rank had completed it.
   const uint64_t completed = coop.uniform(
       coop.template load<Order::kRelaxed, Scope::kSystem>(&header_of(s, s.rank)->completed));
-  if (completed + 1 == op.sequence && op.sequence > s.first_sequence &&
-      scan_alarm(coop, op, op.sequence - 1, Phase::kIdle)) {
-    return false;
+  const bool late = completed + 1 == op.sequence && op.sequence > s.first_sequence;
+  EP_NO_UNROLL
+  for (uint64_t sequence = op.sequence - (late ? 1 : 0); sequence <= op.sequence; ++sequence) {
+    if (scan_alarm(coop, op, sequence, Phase::kIdle)) return false;
   }
-  return !scan_alarm(coop, op, op.sequence, Phase::kIdle);
+  return true;
 }
 
 // Tells every peer that this rank ends the operation on the way.
 template <class Coop>
-EP_HOST_DEVICE void write_poison(Coop& coop, const Operation& op, const FaultRecord& fault) {
+EP_OUTLINED void write_poison(Coop coop, const Operation& op, const FaultRecord& fault) {
   const DeviceState& s = *op.state;
   const uint32_t phase = static_cast<uint32_t>(fault.phase) |
                          (fault.needs_resync != 0 ? layout::kPoisonNeedsResync : 0u);
+  EP_NO_UNROLL
   for (uint32_t peer = coop.thread_rank(); peer < s.num_ranks; peer += coop.size()) {
     if (peer == s.rank) continue;
     uint64_t* poison = words_at(s, peer, s.window_layout.poison(op.bank, s.rank));
+    EP_NO_UNROLL
     for (uint32_t i = 0; i < layout::mask_words(s.num_ranks); ++i) {
       coop.template store<Order::kRelaxed, Scope::kSystem>(poison + layout::kPoisonMask + i,
                                                            layout::tagged(fault.mask[i], op.tag));

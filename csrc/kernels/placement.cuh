@@ -16,13 +16,12 @@ EP_HOST_DEVICE layout::PlanLayout plan_layout(const DeviceState& s) {
 
 // What the records say: rows of `source` to `rank`, routes of `source` to `expert`.
 template <class Coop>
-EP_HOST_DEVICE uint32_t
-rank_count(Coop& coop, const Operation& op, uint32_t source, uint32_t rank) {
+EP_HOST_DEVICE uint32_t rank_count(Coop coop, const Operation& op, uint32_t source, uint32_t rank) {
   return record_value(coop, record_from(*op.state, op.bank, source), layout::kFixedWords + rank);
 }
 template <class Coop>
 EP_HOST_DEVICE uint32_t
-expert_count(Coop& coop, const Operation& op, uint32_t source, uint32_t expert) {
+expert_count(Coop coop, const Operation& op, uint32_t source, uint32_t expert) {
   return record_value(coop, record_from(*op.state, op.bank, source),
                       layout::kFixedWords + op.state->num_ranks + expert);
 }
@@ -42,8 +41,8 @@ EP_HOST_DEVICE uint64_t output_rows(const DispatchParams& p,
 
 // Fills rows_of in the plan and row_base in the scratch.
 template <LayoutKind kLayout, class Coop>
-EP_HOST_DEVICE void place_segments(Coop& coop, const Operation& op, const DispatchParams& p) {
-  const DeviceState& s = *op.state;
+EP_OUTLINED void place_segments(Coop coop, const Operation& op, const DispatchParams& p) {
+  const DeviceState& s = *p.entry.state;
   const layout::PlanLayout plan = plan_layout(s);
   const Scratch& scratch = s.scratch;
   for (uint32_t e = coop.thread_rank(); e < s.num_experts; e += coop.size()) {
@@ -78,9 +77,10 @@ EP_HOST_DEVICE void place_segments(Coop& coop, const Operation& op, const Dispat
 
 // Fills the destinations; false: some rank has no room, and every rank says so alike.
 template <LayoutKind kLayout, class Coop>
-EP_HOST_DEVICE bool place_extents(Coop& coop, const Operation& op, const DispatchParams& p) {
-  const DeviceState& s = *op.state;
+EP_OUTLINED bool place_extents(Coop coop, const Operation& op, const DispatchParams& p) {
+  const DeviceState& s = *p.entry.state;
   const uint32_t* rows_of = p.plan + plan_layout(s).rows_of;
+  EP_NO_UNROLL
   for (uint32_t rank = 0; rank < s.num_ranks; ++rank) {
     const uint64_t needed = coop.read(rows_of + rank);
     const uint64_t rows = output_rows(p, rank, needed, kLayout == LayoutKind::kExpert);
@@ -111,11 +111,11 @@ EP_HOST_DEVICE bool place_extents(Coop& coop, const Operation& op, const Dispatc
 
 // The receiving half of the plan.  `limit`: rows of this rank's output.
 template <LayoutKind kLayout, class Coop>
-EP_HOST_DEVICE void plan_receive(Coop& coop,
-                                 const Operation& op,
-                                 const DispatchParams& p,
-                                 uint64_t limit) {
-  const DeviceState& s = *op.state;
+EP_OUTLINED void plan_receive(Coop coop,
+                              const Operation& op,
+                              const DispatchParams& p,
+                              uint64_t limit) {
+  const DeviceState& s = *p.entry.state;
   const layout::PlanLayout plan = plan_layout(s);
   const uint32_t first = s.expert_offsets[s.rank], num_local = s.expert_offsets[s.rank + 1] - first;
   const uint32_t clip = static_cast<uint32_t>(limit);
@@ -142,6 +142,7 @@ EP_HOST_DEVICE void plan_receive(Coop& coop,
   }
   if (coop.thread_rank() == 0) {
     uint64_t start = 0, hash = 0;
+    EP_NO_UNROLL
     for (uint32_t e = 0; e < num_local; ++e) {
       const uint32_t total = coop.read(s.scratch.expert_total + first + e);
       coop.write(p.plan + plan.tokens_per_expert + e,
@@ -152,6 +153,7 @@ EP_HOST_DEVICE void plan_receive(Coop& coop,
     }
     coop.write(p.plan + plan.expert_offsets + num_local,
                static_cast<uint32_t>(kByExpert ? min_of<uint64_t>(start, clip) : start));
+    EP_NO_UNROLL
     for (uint32_t source = 0; source < s.num_ranks; ++source) {
       const uint64_t* record = record_from(s, op.bank, source);
       const uint64_t low = record_value(coop, record, layout::kHashLow);
@@ -177,12 +179,13 @@ EP_HOST_DEVICE uint32_t* small_of(const DeviceState& s) {
 
 // What the caller sees of the plan.
 template <class Coop>
-EP_HOST_DEVICE void write_small(Coop& coop, const Operation& op, const DispatchParams& p) {
-  const DeviceState& s = *op.state;
+EP_OUTLINED void write_small(Coop coop, const DispatchParams& p) {
+  const DeviceState& s = *p.entry.state;
   const layout::PlanLayout plan = plan_layout(s);
   const auto small = layout::SmallLayout::make(s.num_ranks, s.max_local_experts);
   uint32_t* out = small_of(s);
   const auto copy = [&](uint32_t to, uint32_t from, uint32_t n) {
+    EP_NO_UNROLL
     for (uint32_t i = coop.thread_rank(); i < n; i += coop.size()) {
       coop.write(out + to + i, coop.read(p.plan + from + i));
     }

@@ -96,7 +96,7 @@ struct DeviceState {
   // Of the operation.
   uint64_t deadline_ns;  // 0 until the first block arrives
   uint32_t arrived[2];   // blocks, at each grid phase
-  uint32_t placed;       // tag of the operation whose placement is ready
+  uint64_t placed;       // tag of the operation whose placement is ready
   uint32_t fault_claimed, fault_set;
   uint64_t bad_slot;      // least token * 2^32 + slot with a bad id; ~0: none
   int64_t bad_id;         // the id there

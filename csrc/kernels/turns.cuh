@@ -49,6 +49,7 @@ EP_HOST_DEVICE void close(Coop coop, const CloseParams& p) {
   write_poison(coop, op, fault);
   const uint64_t last = coop.template load<Order::kRelaxed, Scope::kSystem>(&header->completed);
   const uint64_t deadline = coop.now_ns() + p.patience_ns;
+  EP_NO_UNROLL
   for (uint32_t peer = 0; peer < s.num_ranks; ++peer) {
     layout::WindowHeader* theirs = header_of(s, peer);
     const auto passed = [&] {
@@ -72,6 +73,7 @@ EP_HOST_DEVICE void copy_out(Coop coop, const CopyOutParams& p) {
   constexpr uint64_t kUnit = 4096;  // a block's share begins and ends at whole units
   const uint32_t worker = coop.block() * coop.num_workers() + coop.worker();
   const uint32_t workers = coop.num_blocks() * coop.num_workers();
+  EP_NO_UNROLL
   for (uint32_t i = 0; i < p.num_items; ++i) {
     const CopyOutParams::Item& item = p.items[i];
     const uint64_t num_rows = item.num_rows == nullptr ? 1 : coop.read(item.num_rows);

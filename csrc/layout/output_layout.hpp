@@ -58,6 +58,7 @@ struct OutputLayout {
     };
     l.x_offset = take(num_rows * row_pitch(s.x_bytes));
     l.scales_offset = take(num_rows * row_pitch(s.scales_bytes));
+    EP_NO_UNROLL
     for (uint32_t i = 0; i < kMaxExtras; ++i) {
       l.extra_offset[i] = take(i < s.num_extras ? num_rows * row_pitch(s.extra_bytes[i]) : 0);
     }

@@ -13,8 +13,8 @@ MAY_INCLUDE = {
     "common": {"ep"},
     "layout": {"common"},
     "kernels": {"common", "layout"},
-    "jit": {"common"},
-    "device": {"ep", "common", "layout", "kernels"},
+    "jit": {"ep", "common"},
+    "device": {"ep", "common", "layout", "kernels", "jit"},
     "fabric": {"ep", "common", "layout", "device"},
     "buffer": {"ep", "common", "layout", "kernels", "jit", "device", "fabric"},
 }

@@ -28,7 +28,12 @@ class Warp {
 
   static constexpr kernels::Form kForm = kernels::Form::kWarp;
 
-  static EP_DEVICE uint32_t thread_rank() { return threadIdx.x % kLanes; }
+  // Volatile, so that it is read again where it is needed: a register saved for the whole kernel.
+  static EP_DEVICE uint32_t thread_rank() {
+    uint32_t lane;
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return lane;
+  }
   static EP_DEVICE constexpr uint32_t size() { return kLanes; }
 
   // Orders the lanes' accesses: what lanes wrote before it is covered by a lane's release after it.

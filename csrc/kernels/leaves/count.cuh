@@ -46,13 +46,13 @@ struct CountResult {
 
 // Id of one slot: -1 and bad ids become -1, a bad one is noted.
 EP_HOST_DEVICE int32_t checked_id(const DispatchParams& p,
-                                  uint64_t token,
+                                  uint32_t token,
                                   uint32_t slot,
                                   CountResult& r) {
   const int64_t id = load_id(p.idx, token, slot);
   if (id >= -1 && id < static_cast<int64_t>(p.entry.state->num_experts))
     return static_cast<int32_t>(id);
-  const uint64_t place = (token << 32) | slot;
+  const uint64_t place = (uint64_t{token} << 32) | slot;
   if (place < r.bad_slot) r.bad_slot = place;
   return -1;
 }
@@ -60,18 +60,18 @@ EP_HOST_DEVICE int32_t checked_id(const DispatchParams& p,
 // Counts one token's routes.  Writes each slot's route with the row relative to the worker's segment: the
 // index among this worker's rows to that rank ("rank") or to that expert ("expert").
 template <LayoutKind kLayout, class Coop>
-EP_HOST_DEVICE void count_token(Coop& coop,
+EP_HOST_DEVICE void count_token(Coop coop,
                                 const CountArgs& a,
-                                uint64_t token,
+                                uint32_t token,
                                 CountResult& result) {
   const DispatchParams& p = *a.params;
   const DeviceState& s = *p.entry.state;
-  layout::Route* routes = p.routes + token * p.num_topk;
+  layout::Route* routes = p.routes + uint64_t{token} * p.num_topk;
   if constexpr (Coop::kForm == Form::kOneThread) {
     for (uint32_t k = 0; k < p.num_topk; ++k) {
       const int32_t id = checked_id(p, token, k, result);
-      store_id(p.handle_idx, token * p.num_topk + k, p.idx_element_bytes, id);
-      result.hash += hash_route(token * p.num_topk + k, id);
+      store_id(p.handle_idx, uint64_t{token} * p.num_topk + k, p.idx_element_bytes, id);
+      result.hash += hash_route(uint64_t{token} * p.num_topk + k, id);
       layout::Route route{layout::kNoRank, layout::kNoRow};
       if (id >= 0) {
         const uint32_t expert = static_cast<uint32_t>(id), rank = s.expert_rank[expert];
@@ -95,8 +95,8 @@ EP_HOST_DEVICE void count_token(Coop& coop,
     const bool mine = lane < p.num_topk;
     const int32_t id = mine ? checked_id(p, token, lane, result) : -1;
     if (mine) {
-      store_id(p.handle_idx, token * p.num_topk + lane, p.idx_element_bytes, id);
-      result.hash += hash_route(token * p.num_topk + lane, id);
+      store_id(p.handle_idx, uint64_t{token} * p.num_topk + lane, p.idx_element_bytes, id);
+      result.hash += hash_route(uint64_t{token} * p.num_topk + lane, id);
     }
     const uint32_t rank = id >= 0 ? s.expert_rank[id] : layout::kNoRank;
     const uint32_t same_rank = coop.match(rank),
@@ -119,7 +119,7 @@ EP_HOST_DEVICE void count_token(Coop& coop,
 // Turns the workers' counts into exclusive prefixes over workers, in place, and leaves the totals in `total`.
 template <class Coop>
 EP_HOST_DEVICE void exclusive_scan_workers(
-    Coop& coop, uint32_t* counts, uint32_t num_workers, uint32_t num_columns, uint32_t* total) {
+    Coop coop, uint32_t* counts, uint32_t num_workers, uint32_t num_columns, uint32_t* total) {
   for (uint32_t c = coop.thread_rank(); c < num_columns; c += coop.size()) {
     uint32_t sum = 0;
     for (uint32_t w = 0; w < num_workers; ++w) {

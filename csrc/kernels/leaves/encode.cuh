@@ -36,7 +36,7 @@ EP_HOST_DEVICE float scale_of(float amax) {
 // `out` gets num_columns bytes, `scales` scale_bytes().  num_columns is a multiple of 128.
 template <Element kElement, Format kFormat, class Coop>
 EP_HOST_DEVICE void encode_row(
-    Coop& coop, std::byte* out, std::byte* scales, const std::byte* row, uint32_t num_columns) {
+    Coop coop, std::byte* out, std::byte* scales, const std::byte* row, uint32_t num_columns) {
 #if EP_CUDA_COMPILE
   constexpr uint32_t kPerLane = 4;
   const uint32_t groups = num_columns / kGroupColumns;

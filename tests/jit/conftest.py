@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from rtc import nvrtc
+from jit import nvrtc
 
 
 @pytest.fixture(scope="session")

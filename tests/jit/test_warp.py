@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from rtc import nvrtc
+from jit import nvrtc
 
 ORDERS = {"kRelaxed": "relaxed", "kAcquire": "acquire", "kRelease": "release", "kAcqRel": "acq_rel"}
 SCOPES = {"kBlock": "cta", "kDevice": "gpu", "kSystem": "sys"}
