@@ -29,6 +29,7 @@ import torch
 from ep import _C, _arguments, _registry, errors
 from ep import quant as _quant
 from ep._calls import turn
+from ep._recompute import is_recording, note, recorded
 from ep.buffer import EPBuffer
 
 Tensor = torch.Tensor
@@ -152,6 +153,9 @@ def _dispatch(
             given["scales"] = scales
         if extras:
             given["extras"] = extras
+        again = None if handle else recorded(buf)  # this graph runs in a checkpointed region
+        if again is not None:
+            topk_idx, given["handle"] = None, again
         out = buf.dispatch(x, topk_idx, topk_weights, **given)
     edge = _nothing(x)
     if given.get("quant") is not None:
@@ -166,7 +170,7 @@ def _dispatch(
         _nothing(x) if out.topk_weights is None else out.topk_weights,
         out.source,
         *(each.clone() for each in _counts(out)),  # they lie in one block: no one's own alignment
-        *_handle_results(out.handle, bool(handle)),
+        *(_replayed(out.handle) if handle else _new(buf, out.handle)),
         *out.extras,
     ]
 
@@ -183,11 +187,18 @@ def _counts(out: _C.DispatchOutput) -> tuple[Tensor, ...]:
     )
 
 
-def _handle_results(handle: _C.Handle, is_replay: bool) -> list[Tensor]:
+def _new(buf: EPBuffer, handle: _C.Handle) -> list[Tensor]:
+    """The tensors of a handle; with memory of their own where a checkpointed region keeps it."""
+    packed = pack(handle)
+    if is_recording():
+        note(buf, handle)
+        packed = [each.clone() for each in packed]
+    return packed
+
+
+def _replayed(handle: _C.Handle) -> list[Tensor]:
     """A replay's routing is the one that it was given, and no result may be an argument."""
-    header, ids, weights, routes, plan = pack(handle)
-    if not is_replay:
-        return [header, ids, weights, routes, plan]
+    header, ids, weights, routes, _ = pack(handle)
     none = _nothing(routes, torch.int32)
     return [header, _nothing(ids, ids.dtype), weights.clone(), none, none.clone()]
 
@@ -293,7 +304,7 @@ def _fixed_rows(buf: EPBuffer, given: dict[str, Any]) -> int | None:
 
 def _fake_rows(x: Tensor, scales: Tensor | None, quant: Any, rows: Any) -> tuple[Tensor, ...]:
     """Rows, their edge and their scales."""
-    shape = (rows, *x.shape[1:])
+    shape = (rows, *x.shape[-1:])
     if quant in _quant.formats() and x.dim() == 2 and not x.shape[1] % 128:
         form = _quant.describe(quant)
         return (
@@ -329,7 +340,7 @@ def _fake_combine(
     tokens, topk = handle[IDS].shape
     dtype = dtype_of(decode(options).get("out_dtype")) or x.dtype
     home = x.new_empty((0,) if row_weights is None else (tokens, topk), dtype=torch.float32)
-    y = x.new_empty((tokens, *x.shape[1:]), dtype=dtype)
+    y = x.new_empty((tokens, *x.shape[-1:]), dtype=dtype)
     return torch.empty_like(token), y, home, x.new_empty(1, dtype=torch.int32)
 
 

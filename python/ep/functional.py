@@ -37,14 +37,12 @@ too; exact sizes are unbacked symbols.  Each takes the buffer's token and return
   out are refused.  ``out.tokens_per_expert`` (a list) breaks the graph, its ``_device`` twin and
   ``expert_offsets`` do not.
 - Weights that the dispatch got spare a collective only in a combine of the same graph (see
-  `combine`).  Nothing is repeated where torch.utils.checkpoint is traced: what the calls return
-  is saved.
+  `combine`).
 - Dispatch modes (selective checkpointing) see the same two operations.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -171,6 +169,7 @@ def combine(
         return CombineResult(call.out, rows, home)
 
 
+@torch.compiler.disable
 def recompute_contexts(fn: Callable[..., Any] | None = None) -> Any:
     """Lets checkpointing replay dispatches at recompute, where it would make them anew.
 
@@ -190,17 +189,17 @@ def recompute_contexts(fn: Callable[..., Any] | None = None) -> Any:
 
     Returns:
         With `fn` a callable of its arguments; without, the two contexts that context_fn returns.
-        In a graph of torch.compile, which saves what effectful operations return and so repeats
-        none of them, the contexts do nothing.
+
+    With torch.compile, compile `layer`, not what calls checkpoint(): torch traces a checkpoint()
+    around these calls in no version that both kinds and fullgraph=True work in.  Without fullgraph
+    it breaks the graph there and all is as in eager mode; with it, it raises.
 
     Raises, at recompute, in the dispatch's turn:
         InvalidArgument: the region dispatches oftener than it did, or from another buffer.  A
             wrapped `fn` is called a second time outside of a backward.
     """
     if fn is not None:
-        return fn if torch.compiler.is_compiling() else Region(fn)
-    if torch.compiler.is_compiling():
-        return contextlib.nullcontext(), contextlib.nullcontext()
+        return Region(fn)
     record = Record()
     return record.recording(), Again(record)
 

@@ -1,7 +1,7 @@
 """Order and number of the collective calls that compiled graphs make, forward and backward.
 
-Every program is one graph (fullgraph) on two ranks; what reaches the buffers' cores is compared with
-a sequence written down in `compile_programs`, and the rows of every call with those of eager calls.
+Every program is one graph (fullgraph) on two ranks; what reaches the buffers' cores is compared
+with a sequence written down in `compile_programs`, the rows of every call with those of eager ones.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ pytestmark = pytest.mark.torch_versions
 
 PARTS = [name for name in PROGRAMS if name != "everything"]
 JOBS = [
-    Job(form, program, options)
-    for form, programs in (("eager", PARTS), ("aot_eager", PARTS), ("inductor", ["everything"]))
-    for program in programs
-    for options in OPTIONS
+    *(Job("eager", program, options) for program in PARTS for options in OPTIONS),
+    *(
+        Job("aot_eager", program, options)
+        for program, options in zip(PARTS, [*OPTIONS] * 2, strict=True)
+    ),
+    *(Job("inductor", "everything", options) for options in OPTIONS),
 ]
 
 
