@@ -124,13 +124,19 @@ class MoE(torch.nn.Module):
         )
 
     def route(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """topk_idx [T,K] int64 and topk_weights [T,K] fp32 of tokens [T,H]."""
+        """topk_idx [T,K] int64 and topk_weights [T,K] fp32 of tokens [T,H].
+
+        Raises RuntimeError, torch's own, for another H.
+        """
         with torch.autocast(tokens.device.type, enabled=False):
             top = self.router(tokens.float()).topk(self.num_topk, dim=1)
             return top.indices, torch.softmax(top.values, dim=1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The layer's output for x [...,H], of its shape and dtype; collective, also when empty."""
+        """The layer's output for x [...,H], of its shape and dtype; collective, also when empty.
+
+        x is taken as [T,H].  Raises what `ep.functional.dispatch` and `combine` raise.
+        """
         tokens = x.reshape(-1, self.hidden)
         topk_idx, topk_weights = self.route(tokens)
         out = functional.dispatch(

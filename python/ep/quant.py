@@ -63,7 +63,7 @@ class Format(NamedTuple):
     source: str
 
     def scale_shape(self, num_rows: int, hidden: int) -> tuple[int, int]:
-        """Shape of scales, in elements of `scale_dtype`.
+        """Shape of scales of `num_rows` rows of `hidden` elements, in elements of `scale_dtype`.
 
         Raises InvalidArgument when `hidden` is no positive multiple of `hidden_multiple`.
         """
@@ -74,12 +74,18 @@ class Format(NamedTuple):
         return num_rows, math.ceil(hidden / self.group / self.scales_per_element)
 
     def scale_strides(self, hidden: int) -> tuple[int, int]:
-        """Strides of scales, in elements: a row starts at a multiple of 16 bytes."""
+        """Strides of scales, in elements: a row starts at a multiple of 16 bytes.
+
+        For rows of `hidden` elements; raises as `scale_shape`.
+        """
         num_bytes = 4 * self.scale_shape(1, hidden)[1]
         return math.ceil(num_bytes / _PITCH) * _PITCH // 4, 1
 
     def bytes_per_row(self, hidden: int) -> int:
-        """Bytes of a row that travel: H of x and its scales; a buffer's token_bytes must do."""
+        """Bytes of a row that travel: `hidden` of x, and its scales; what token_bytes must hold.
+
+        Raises as `scale_shape`.
+        """
         return hidden + 4 * self.scale_shape(1, hidden)[1]
 
 

@@ -5,7 +5,6 @@ The word behind a fence is the block's language; what follows it says how the te
     ```python              runs, as part of its page: blocks of a page run in order, in one process
     ```python script       runs, as a program of its own
     ```python no-run: why  does not run; the tests count these
-    ```python needs=name   runs once `name` is a word of the sources; skipped until then
     ```cpp                 compiles and runs: a program if it has a main(), else part of its page's
     ```cpp top             the same, but outside the function that the page's fragments make up
     ```cmake               the CMakeLists.txt of the page's program
@@ -38,11 +37,6 @@ class Block:
     @property
     def runs(self) -> bool:
         return not self.tags.startswith("no-run")
-
-    @property
-    def needs(self) -> str | None:
-        match = re.match(r"needs=(\S+)", self.tags)
-        return match and match[1]
 
     @property
     def where(self) -> str:

@@ -19,20 +19,8 @@ MOST_NOT_RUN = 3
 
 
 def of(page: str, language: str) -> list[Block]:
-    """The page's blocks of a language that run, and that the sources are ready for."""
-    return [b for b in PAGES[page] if b.language == language and b.runs and is_ready(b)]
-
-
-def is_ready(block: Block) -> bool:
-    """Is what the block needs there?  A word of the public headers, or of the Python package, where
-    a function that is only reserved does not count."""
-    if block.needs is None:
-        return True
-    folder, ending = ("include", "*.hpp") if block.language == "cpp" else ("python/ep", "*.py")
-    name = re.escape(block.needs)
-    texts = [f.read_text(encoding="utf-8") for f in (ROOT / folder).rglob(ending)]
-    is_reserved = any(re.search(rf'def {name}\(.*\n +"""Reserved', text) for text in texts)
-    return not is_reserved and any(re.search(rf"\b{name}\b", text) for text in texts)
+    """The page's blocks of a language that run."""
+    return [b for b in PAGES[page] if b.language == language and b.runs]
 
 
 def with_blocks(language: str) -> list[str]:
@@ -118,13 +106,6 @@ def test_few_examples_do_not_run():
     for block in skipped:
         assert re.match(r"no-run: \w+ \w+", block.tags), f"{block.where}: say why"
     assert len(skipped) <= MOST_NOT_RUN, [block.where for block in skipped]
-
-
-def test_every_example_is_ready():
-    """What an example waits for is merged before the page is released."""
-    waiting = [f"{block.where} ({block.needs})" for block in ALL if not is_ready(block)]
-    if waiting:
-        pytest.skip(f"not in the sources yet: {', '.join(waiting)}")
 
 
 @pytest.mark.parametrize(
