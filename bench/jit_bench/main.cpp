@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <getopt.h>
+#include <time.h>
 
 #include "bench/ep_bench/json.hpp"
 #include "bench/ep_bench/statistics.hpp"
@@ -47,7 +48,7 @@ struct Result {
   std::string kernel, arch;
   jit::ResourceUse use;
   size_t cubin_bytes = 0;
-  std::vector<double> nvrtc_s, nvcc_s, ratios;
+  std::vector<double> nvrtc_s, nvrtc_cpu_s, nvcc_s, nvcc_cpu_s, ratios;
 };
 
 std::vector<std::string> split(const std::string& list) {
@@ -97,16 +98,26 @@ Options parse(int argc, char** argv) {
   return options;
 }
 
+double cpu_seconds() {
+  timespec time{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+}
+
 Result measure(const jit::Nvrtc& nvrtc, const Nvcc* nvcc, const jit::Unit& unit, int rounds) {
   Result result{.kernel = unit.name, .arch = unit.arch};
   for (int round = 0; round < rounds; ++round) {
+    const double before = cpu_seconds();
     const jit::Kernel kernel = jit::compile(nvrtc, unit);
+    result.nvrtc_cpu_s.push_back(cpu_seconds() - before);
     result.use = kernel.use;
     result.cubin_bytes = kernel.cubin.size();
     result.nvrtc_s.push_back(kernel.seconds);
     if (nvcc == nullptr) continue;
-    result.nvcc_s.push_back(nvcc->compile(unit));
-    result.ratios.push_back(result.nvcc_s.back() / kernel.seconds);
+    const Seconds seconds = nvcc->compile(unit);
+    result.nvcc_s.push_back(seconds.wall);
+    result.nvcc_cpu_s.push_back(seconds.cpu);
+    result.ratios.push_back(seconds.wall / kernel.seconds);
   }
   return result;
 }
@@ -114,18 +125,20 @@ Result measure(const jit::Nvrtc& nvrtc, const Nvcc* nvcc, const jit::Unit& unit,
 void print_head(std::FILE* out, const jit::Nvrtc& nvrtc, const Nvcc* nvcc, int rounds) {
   std::fprintf(out, "NVRTC %s (%s), nvcc %s, %d rounds\n", to_string(nvrtc.version()).c_str(),
                nvrtc.path().c_str(), nvcc == nullptr ? "none" : nvcc->program().c_str(), rounds);
-  std::fprintf(out, "%-40s %-8s %8s %15s %8s %8s %5s %7s %6s %9s\n", "kernel", "arch", "NVRTC s",
-               "p10-p90", "nvcc s", "nvcc/x", "regs", "spilled", "stack", "cubin");
+  std::fprintf(out, "%-40s %-8s %8s %15s %8s %8s %8s %8s %5s %7s %6s %9s\n", "kernel", "arch",
+               "NVRTC s", "p10-p90", "CPU s", "nvcc s", "CPU s", "nvcc/x", "regs", "spilled",
+               "stack", "cubin");
 }
 
 void print(std::FILE* out, const Result& r) {
   const Spread nvrtc = spread_of(r.nvrtc_s);
-  std::fprintf(out, "%-40s %-8s %8.2f %7.2f-%-7.2f ", r.kernel.c_str(), r.arch.c_str(),
-               nvrtc.median, nvrtc.p10, nvrtc.p90);
+  std::fprintf(out, "%-40s %-8s %8.2f %7.2f-%-7.2f %8.2f ", r.kernel.c_str(), r.arch.c_str(),
+               nvrtc.median, nvrtc.p10, nvrtc.p90, median(r.nvrtc_cpu_s));
   if (r.nvcc_s.empty()) {
-    std::fprintf(out, "%8s %8s ", "-", "-");
+    std::fprintf(out, "%8s %8s %8s ", "-", "-", "-");
   } else {
-    std::fprintf(out, "%8.2f %8.2f ", median(r.nvcc_s), median(r.ratios));
+    std::fprintf(out, "%8.2f %8.2f %8.2f ", median(r.nvcc_s), median(r.nvcc_cpu_s),
+                 median(r.ratios));
   }
   std::fprintf(out, "%5u %7u %6u %9zu\n", r.use.registers,
                r.use.spill_store_bytes + r.use.spill_load_bytes, r.use.stack_bytes, r.cubin_bytes);
@@ -145,7 +158,8 @@ std::string to_json(const jit::Nvrtc& nvrtc, const Nvcc* nvcc, const std::vector
     json.field("spill_store_bytes", r.use.spill_store_bytes);
     json.field("spill_load_bytes", r.use.spill_load_bytes);
     json.field("cubin_bytes", r.cubin_bytes);
-    json.field("nvrtc_s", r.nvrtc_s).field("nvcc_s", r.nvcc_s).end_object();
+    json.field("nvrtc_s", r.nvrtc_s).field("nvrtc_cpu_s", r.nvrtc_cpu_s);
+    json.field("nvcc_s", r.nvcc_s).field("nvcc_cpu_s", r.nvcc_cpu_s).end_object();
   }
   json.end_array().end_object();
   return json.text() + "\n";

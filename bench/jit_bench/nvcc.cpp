@@ -12,6 +12,7 @@
 
 #include <fcntl.h>
 #include <spawn.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -38,8 +39,17 @@ void write_file(const fs::path& path, const std::string& text) {
   if (!(file << text).flush()) throw Error("cannot write " + path.string());
 }
 
-// The exit status of the program; what it prints goes to `log`.
-int run(const std::vector<std::string>& command, const std::string& log) {
+double seconds_of(const timeval& time) {
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6;
+}
+
+struct Exit {
+  int status;
+  double cpu_seconds;
+};
+
+// Runs the program to its end; what it prints goes to `log`.
+Exit run(const std::vector<std::string>& command, const std::string& log) {
   std::vector<char*> arguments;
   for (const std::string& word : command)
     arguments.push_back(const_cast<char*>(word.c_str()));
@@ -55,10 +65,12 @@ int run(const std::vector<std::string>& command, const std::string& log) {
   posix_spawn_file_actions_destroy(&actions);
   if (failed != 0) throw Error(command[0] + ": " + std::strerror(failed));
   int status = 0;
-  while (waitpid(pid, &status, 0) < 0) {
-    if (errno != EINTR) throw Error(std::string("waitpid: ") + std::strerror(errno));
+  rusage usage{};
+  while (wait4(pid, &status, 0, &usage) < 0) {
+    if (errno != EINTR) throw Error(std::string("wait4: ") + std::strerror(errno));
   }
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128,
+          seconds_of(usage.ru_utime) + seconds_of(usage.ru_stime)};
 }
 
 }  // namespace
@@ -93,19 +105,19 @@ Nvcc::~Nvcc() {
   fs::remove_all(folder_, ignored);
 }
 
-double Nvcc::compile(const jit::Unit& unit) const {
+Seconds Nvcc::compile(const jit::Unit& unit) const {
   const fs::path folder = folder_, source = folder / "unit.cu", log = folder / "log";
   write_file(source, unit.source);
   std::vector<std::string> command = {program_, "-cubin", "-arch=" + unit.arch};
   command.insert(command.end(), unit.options.begin(), unit.options.end());
   command.insert(command.end(), {"-I" + folder_, "-o", folder / "unit.cubin", source});
   const auto start = std::chrono::steady_clock::now();
-  const int status = run(command, log);
+  const Exit exit = run(command, log);
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  if (status != 0)
+  if (exit.status != 0)
     throw Error(program_ + " does not compile " + unit.name + ":\n" + read_file(log));
-  return seconds;
+  return {seconds, exit.cpu_seconds};
 }
 
 }  // namespace ep::bench

@@ -12,6 +12,11 @@ namespace ep::bench {
 // Throws Error if `wanted` is no program.
 std::string find_nvcc(const std::string& wanted);
 
+// Of one compilation: by the clock, and of all processors together, which others' load disturbs less.
+struct Seconds {
+  double wall = 0, cpu = 0;
+};
+
 // Compiles units to cubins in a folder of its own, which goes with the object.
 class Nvcc {
  public:
@@ -23,8 +28,9 @@ class Nvcc {
 
   const std::string& program() const { return program_; }
 
-  // Seconds from the start of the process to its end.  Throws Error with nvcc's text if it fails.
-  double compile(const jit::Unit& unit) const;
+  // From the start of the process to its end, with the processes that it starts.
+  // Throws Error with nvcc's text if it fails.
+  Seconds compile(const jit::Unit& unit) const;
 
  private:
   std::string program_, folder_;

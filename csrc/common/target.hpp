@@ -1,4 +1,12 @@
 // Which compiler is reading: the only file that asks.
+//
+//   EP_HOST_DEVICE  inlined into the kernel
+//   EP_OUTLINED     a function of its own on a GPU: what runs a few times per operation and would cost those who
+//                   call it registers, and the compiler time
+//   EP_NO_UNROLL    before a loop: on a GPU, its body exists once
+//
+// ptxas gives a function registers that none of its callers has alive, so what a kernel needs is the sum along its
+// deepest chain of calls: few levels, and little alive across a call.
 #pragma once
 
 //                                       g++/clang   nvcc (host)   nvcc (device)   NVRTC

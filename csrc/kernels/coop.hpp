@@ -28,6 +28,8 @@
 // sync, uniform, block_sync and block_broadcast order memory too: what a thread wrote before is
 // covered by another's release behind it, and what thread 0 acquired before holds for all.
 //
+// A Coop is a handle and is passed by value: on a GPU that is nothing, where a reference is an address to keep.
+//
 // Every one of these is called by one thread or by all threads alike, as its caller's comment says; leaves
 // that spread work over lanes are free functions with a form for each Coop (leaves/).
 #pragma once

@@ -36,7 +36,7 @@ struct Operation {
   bool leaving;  // it has its fault already: only its time and lost ranks still count
   // This worker has written the rank's record: it may end the operation on a peer's refusal.
   bool published;
-  Wait wait;  // that is going on
+  Wait wait;  // the one that is going on; here, so that it takes no registers
 };
 
 EP_HOST_DEVICE std::byte* window_of(const DeviceState& s, uint32_t rank) {
