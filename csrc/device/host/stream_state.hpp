@@ -61,6 +61,9 @@ class StreamState {
   BlockTeam& team() { return team_; }
   Doorbell& done_doorbell() { return done_doorbell_; }
 
+  // Throws Error in a forked child: nothing that is queued there would ever be done.
+  void require_own_process() const;
+
   uint64_t enqueued() const { return enqueued_.load(std::memory_order_acquire); }
   uint64_t completed() const { return completed_.load(std::memory_order_acquire); }
 
