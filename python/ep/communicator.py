@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import weakref
@@ -10,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ep import _C
-from ep.errors import InvalidArgument
+from ep.errors import Error, InvalidArgument
 
 if TYPE_CHECKING:
     from ep.buffer import EPBuffer
@@ -36,6 +37,7 @@ class Communicator:
                 "single, from_group or callbacks"
             )
         self._core = core
+        self._pid = os.getpid()
         self._buffers: weakref.WeakSet[EPBuffer] = weakref.WeakSet()
 
     def __repr__(self) -> str:
@@ -72,9 +74,18 @@ class Communicator:
             PeerError: the others gave up on this call while they waited for this rank.
             PeerLost: a rank, or what connects it, is gone.
         """
+        self._require_own_process()
         if timeout_s is None:
             timeout_s = DEFAULT_TIMEOUT_S if self.timeout_s is None else self.timeout_s
         return self._core.all_gather(mine, timeout_s)
+
+    def _require_own_process(self) -> None:
+        """A forked child has its parent's sockets: what it said would be taken for the parent's."""
+        if os.getpid() != self._pid and self.num_ranks > 1:
+            raise Error(
+                f"this communicator of {self.num_ranks} ranks was made before fork(): a child is no "
+                "rank, make a new one"
+            )
 
     @staticmethod
     def single() -> Communicator:
@@ -175,6 +186,7 @@ def resolve_group(group: Any) -> Communicator:
         InvalidArgument: see :meth:`Communicator.from_group`.
     """
     if isinstance(group, Communicator):
+        group._require_own_process()
         return group
     distributed = _distributed()
     if group is None:

@@ -152,3 +152,69 @@ def test_a_forked_child_may_make_buffers_of_its_own():
         buf.close()
         """
     )
+
+
+def test_workers_of_a_dataloader_hold_what_they_like_while_the_parent_dispatches():
+    """Workers are forked with the buffer and all it gave: they cannot use it, hang or disturb."""
+    loads = """
+    import torch.utils.data
+
+    buf = make()
+    rows = dispatch(buf)
+    stream = ep.Stream()
+    pending = dispatch(buf, exact=False, async_op=True, stream=stream)  # rank 1 comes later
+
+    class Items(torch.utils.data.Dataset):
+        held = (buf, rows, pending, stream)
+
+        def __len__(self):
+            return 6
+
+        def __getitem__(self, item):
+            buf, rows, pending, stream = self.held
+            comm = buf._communicator
+            own = ep.Stream()
+            for use in (
+                lambda: dispatch(buf),
+                lambda: combine(buf, DEFAULT, rows.handle),
+                lambda: buf.expert_output(rows.handle),
+                buf.resync,
+                lambda: comm.all_gather(b"not the parent's"),
+                lambda: make_buffer(comm),
+                pending.event.wait,
+                pending.event.synchronize,
+                stream.synchronize,
+                lambda: stream.wait(pending.event),
+                lambda: own.wait(pending.event),
+            ):
+                assert "fork" in str(caught(ep.Error, use))
+            assert not pending.event.query()
+            own.wait(rows.event)  # it was reached before the fork
+            own.synchronize()
+            rows.event.synchronize()
+            return len(rows.source)
+
+    options = {"num_workers": 2, "multiprocessing_context": "fork"}
+    batches = iter(torch.utils.data.DataLoader(Items(), batch_size=1, **options))
+    assert next(batches).item() == rows.num_rows
+    say("loading")
+    for batch in batches:
+        assert batch.item() == rows.num_rows
+        exact_again(buf)
+    pending.event.synchronize()
+    buf.close()
+    """
+    joins = """
+    buf = make()
+    dispatch(buf)
+    hear()
+    dispatch(buf, exact=False)
+    for _ in range(5):
+        exact_again(buf)
+    buf.close()
+    """
+    with ranks(loads, joins) as (first, second):
+        first.expect("loading")
+        second.tell()
+        first.good()
+        second.good()

@@ -23,6 +23,9 @@ class HostEvent final : public detail::EventImpl {
   // that wait would never end.
   WaitResult wait(uint64_t deadline_ns, const std::function<bool()>& ask) override;
 
+  // Throws Error in a forked child, which the point is never reached in.
+  void require_own_process() const { state_->require_own_process(); }
+
   bool is_of(const StreamState& state) const { return state_.get() == &state; }
 
  private:

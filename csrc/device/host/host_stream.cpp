@@ -44,6 +44,7 @@ void HostStream::call(std::function<void()> work) {
 void HostStream::wait(std::shared_ptr<detail::EventImpl> event) {
   if (event->query()) return;
   const auto* own = dynamic_cast<const HostEvent*>(event.get());
+  if (own != nullptr) own->require_own_process();
   if (own != nullptr && own->is_of(*state_)) return;  // the queue's order says it already
   state_->enqueue(state_, [&](StreamItem& item) { item.event = std::move(event); });
 }

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "device/host/thread.hpp"
+#include "ep/error.hpp"
 
 namespace ep::device::host {
 
@@ -14,6 +15,7 @@ StreamState::~StreamState() {
 
 void StreamState::enqueue(const std::shared_ptr<StreamState>& self,
                           FunctionRef<void(StreamItem&)> fill) {
+  require_own_process();
   {
     const std::lock_guard lock(mutex_);
     std::unique_ptr<StreamItem> item = std::move(spent_);
@@ -36,6 +38,11 @@ void StreamState::enqueue(const std::shared_ptr<StreamState>& self,
     enqueued_.store(position, std::memory_order_release);
   }
   ring(work_doorbell_);
+}
+
+void StreamState::require_own_process() const {
+  if (::getpid() != pid_)
+    throw Error("this stream was made before fork(): a child's streams and events are inert");
 }
 
 void StreamState::close() noexcept {

@@ -63,6 +63,9 @@ class StreamState {
   const PoolAllocator<std::byte>& allocator() const { return allocator_; }  // of its events
   Doorbell& done_doorbell() { return done_doorbell_; }
 
+  // Throws Error in a forked child: nothing that is queued there would ever be done.
+  void require_own_process() const;
+
   uint64_t enqueued() const { return enqueued_.load(std::memory_order_acquire); }
   uint64_t completed() const { return completed_.load(std::memory_order_acquire); }
 
