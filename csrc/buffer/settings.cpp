@@ -99,7 +99,8 @@ Settings make_settings(const BufferConfig& config, uint32_t rank, uint32_t num_r
   check_range("rank", rank, 0, num_ranks - 1);
   check_range("num_experts", config.num_experts, 1, layout::kMaxExperts);
   check_range("num_topk", config.num_topk, 1, layout::kMaxTopk);
-  check_range("hidden", config.hidden, 1, uint64_t{1} << 24);
+  // A row has at least 16 bytes: four fp32, where output_bytes does not say otherwise.
+  check_range("hidden", config.hidden, config.output_bytes == 0 ? 4 : 1, uint64_t{1} << 24);
   check_range("max_tokens_per_rank", config.max_tokens_per_rank, 1, layout::kMaxRows / num_ranks);
   check_range("num_regions", config.num_regions, 1, 64);
   check_range("num_sms", config.num_sms, 0, layout::kMaxChannels);

@@ -100,8 +100,8 @@ struct CopyOutParams {
   struct Item {
     std::byte* to;
     const std::byte* from;
-    uint64_t num_bytes;        // where num_rows is null, else bytes from row to row
-    uint64_t padding;          // of these behind a row; what follows the last row is not ours to write
+    uint64_t num_bytes;  // where num_rows is null, else bytes from row to row
+    uint64_t padding;    // of these behind a row; what follows the last row is not ours to write
     const uint32_t* num_rows;  // device memory
   } items[kMaxCopies];
   uint32_t num_items;

@@ -55,7 +55,8 @@ TEST(Settings, NumbersOutsideTheirLimits) {
           {kFew(&BufferConfig::num_experts, 4097), {"num_experts=4097", "4096"}},
           {kFew(&BufferConfig::num_topk, 0), {"num_topk=0", "[1, 32]"}},
           {kFew(&BufferConfig::num_topk, 33), {"num_topk=33", "32"}},
-          {kFew(&BufferConfig::hidden, 0), {"hidden=0", "[1, "}},
+          {kFew(&BufferConfig::hidden, 0), {"hidden=0", "[4, "}},
+          {kFew(&BufferConfig::hidden, 3), {"hidden=3", "[4, "}},
           {kFew(&BufferConfig::max_tokens_per_rank, 0), {"max_tokens_per_rank=0", "[1, "}},
           {kFew(&BufferConfig::max_tokens_per_rank, 1u << 30),
            {"max_tokens_per_rank=1073741824", "715827882"}},  // N < 2^31 rows of 3 ranks
