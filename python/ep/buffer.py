@@ -229,7 +229,9 @@ class EPBuffer(Facts, Elastic):
         """
         return self._core.expert_output(handle, hidden, dtype)
 
-    def output_spec(self, x: Any, topk_idx: Any = None, topk_weights: Any = None, **options: Any):
+    def output_spec(
+        self, x: Any, topk_idx: Any = None, topk_weights: Any = None, **options: Any
+    ) -> dict[str, Any]:
         """What `dispatch` would make of these arguments, without sending: {name: TensorSpec}.
 
         x [T,H], topk_idx [T,K], topk_weights [T,K] and options as of `dispatch`; arithmetic only,
