@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <sstream>
 #include <utility>
 
 #include <fcntl.h>
@@ -24,10 +23,6 @@ namespace ep::bench {
 namespace {
 
 namespace fs = std::filesystem;
-
-bool is_program(const std::string& path) {
-  return !fs::is_directory(path) && access(path.c_str(), X_OK) == 0;
-}
 
 std::string read_file(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
@@ -61,7 +56,7 @@ Exit run(const std::vector<std::string>& command, const std::string& log) {
   posix_spawn_file_actions_adddup2(&actions, STDOUT_FILENO, STDERR_FILENO);
   pid_t pid = 0;
   const int failed =
-      posix_spawn(&pid, command[0].c_str(), &actions, nullptr, arguments.data(), environ);
+      posix_spawnp(&pid, command[0].c_str(), &actions, nullptr, arguments.data(), environ);
   posix_spawn_file_actions_destroy(&actions);
   if (failed != 0) throw Error(command[0] + ": " + std::strerror(failed));
   int status = 0;
@@ -73,6 +68,14 @@ Exit run(const std::vector<std::string>& command, const std::string& log) {
           seconds_of(usage.ru_utime) + seconds_of(usage.ru_stime)};
 }
 
+bool is_program(const std::string& name) {
+  try {
+    return run({name, "--version"}, "/dev/null").status == 0;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 }  // namespace
 
 std::string find_nvcc(const std::string& wanted) {
@@ -80,11 +83,8 @@ std::string find_nvcc(const std::string& wanted) {
     if (!is_program(wanted)) throw Error("--nvcc " + wanted + ": no such program");
     return wanted;
   }
-  const char* path = std::getenv("PATH");
-  std::istringstream folders(std::string(path == nullptr ? "" : path) + ":/usr/local/cuda/bin");
-  for (std::string folder; std::getline(folders, folder, ':');) {
-    const std::string program = folder + "/nvcc";
-    if (!folder.empty() && is_program(program)) return program;
+  for (const char* program : {"nvcc", "/usr/local/cuda/bin/nvcc"}) {
+    if (is_program(program)) return program;
   }
   return {};
 }
