@@ -258,7 +258,7 @@ def _fake_dispatch(
     tokens, topk = ids.shape
     rows = num_rows if handle else _fixed_rows(buf, given)
     if rows is None:
-        rows = torch.library.get_ctx().new_dynamic_size()
+        rows = _unknown_size()
     per_row = (rows, topk) if given.get("layout") != "expert" else (rows,)
     has_weights = topk_weights is not None or bool(given.get("recorded_weights"))
 
@@ -287,6 +287,19 @@ def _fake_dispatch(
         empty(0) if handle else empty(plan_size),
         *(extra.new_empty((rows, *extra.shape[1:])) for extra in extras),
     ]
+
+
+def _unknown_size() -> Any:
+    """An unbacked size; also where torch would rather break a graph than have one in it.
+
+    Outside of fullgraph it would, by default, between each exact dispatch and its combine.
+    """
+    context = torch.library.get_ctx()
+    shape_env = getattr(context, "_shape_env", None)
+    allocate = getattr(torch._library.fake_impl, "allocate_size", None)
+    if shape_env is None or allocate is None:
+        return context.new_dynamic_size()
+    return allocate(shape_env)
 
 
 def _fixed_rows(buf: EPBuffer, given: dict[str, Any]) -> int | None:

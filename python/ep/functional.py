@@ -28,16 +28,17 @@ too; exact sizes are unbacked symbols.  Each takes the buffer's token and return
 - Backward, the calls of one graph form a chain of their own, in the reverse order of the forward's.
   Nothing of one graph's backward hangs on another's: those of micro-batches run in any order that
   is the same on all ranks, and a graph dies with its results, as an eager one does.
-- Ranks may compile differently (none, another backend, other graph breaks): what must be equal are
-  the calls, and they are those of the code.  Compiling makes none, but takes its time:
-  ``timeout_s`` must cover the slowest rank's first step.
+- Ranks may compile differently, or not at all: what must be equal are the calls, and they are
+  those of the code.  Compiling makes none, but takes its time: ``timeout_s`` must cover the slowest
+  rank's first step.  torch's compiler is not safe in several threads at once: with ranks as threads
+  of one process, let one compile after the other.
 - A graph names the buffer and does not keep it: keep it as long as its backwards, else they raise
   InvalidArgument.  What is wrong with a call raises when the graph runs, as in eager mode, with
   PeerError on the other ranks.  Options are constants of a graph; wait_for, stream, async_op and
   out are refused.  ``out.tokens_per_expert`` (a list) breaks the graph, its ``_device`` twin and
   ``expert_offsets`` do not.
-- Weights that the dispatch got spare a collective only in a combine of the same graph (see
-  `combine`).
+- Between graphs weights do not count as those that the dispatch got (see `combine`), which costs
+  a collective more: breaks between a dispatch and its combine must be the same on all ranks.
 - Dispatch modes (selective checkpointing) see the same two operations.
 """
 

@@ -122,7 +122,7 @@ def _check(buf: ep.EPBuffer, fault: Fault) -> None:
         "x": mine.x,
         "ids": mine.ids,
         "weights": mine.weights,
-        "options": {"layout": "rank", "exact": False},
+        "options": {"layout": "rank"},
         "combine_weights": False,
         "rows": None,
     }
