@@ -47,6 +47,7 @@ class Record:
             self.next = before
 
     def take(self, buf: EPBuffer) -> _C.Handle:
+        assert self.next is not None  # only while it replays
         at = self.next
         if at == len(self.entries):
             raise InvalidArgument(
@@ -101,7 +102,8 @@ class Again:
     """The context of recomputations, of which there may be several."""
 
     def __init__(self, record: Record) -> None:
-        self._record, self._entered = record, []
+        self._record = record
+        self._entered: list[contextlib.AbstractContextManager[None]] = []
 
     def __enter__(self) -> None:
         self._entered.append(self._record.replaying())

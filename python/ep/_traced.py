@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ep import _C, _arguments, _ops
+from ep import _C, _arguments, _ops, _packed
 from ep.buffer import EPBuffer
 
 
@@ -43,11 +43,11 @@ class TracedHandle:
 
     @property
     def num_tokens(self) -> int:
-        return self.packed[_ops.IDS].shape[0]
+        return self.packed[_packed.IDS].shape[0]
 
     @property
     def num_topk(self) -> int:
-        return self.packed[_ops.IDS].shape[1]
+        return self.packed[_packed.IDS].shape[1]
 
     @property
     def num_rows_total(self) -> int:
@@ -55,7 +55,7 @@ class TracedHandle:
 
     def core(self) -> _C.Handle:
         """The same as the buffer knows it."""
-        return _ops.unpack(None, self.packed)
+        return _packed.unpack(None, self.packed)
 
     @classmethod
     def of(cls, handle: _C.Handle, packed: list[torch.Tensor]) -> TracedHandle:
@@ -158,7 +158,7 @@ def dispatch(
         [] if extras is None else list(extras),
         packed,
         num_rows,
-        _ops.encode(plain),
+        _packed.encode(plain),
     )
     got = _ops.named(results)
     buf._token = got["token"]
@@ -203,7 +203,7 @@ def combine(
         _tensor(row_weights),
         [each for each in biases if isinstance(each, torch.Tensor)],
         list(handle.packed),
-        _ops.encode(plain),
+        _packed.encode(plain),
     )
     buf._token = token
     return TracedCombined(y, None if row_weights is None else home, status)
@@ -215,7 +215,7 @@ def _tensor(value: Any) -> torch.Tensor | None:
 
 def _plain(options: dict[str, Any]) -> dict[str, Any]:
     """Options that are given, as text can hold them; dtypes by name."""
-    plain = {}
+    plain: dict[str, Any] = {}
     for name in _arguments.TEXTS:
         value = options.get(name)
         if isinstance(value, torch.dtype):

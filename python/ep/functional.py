@@ -54,7 +54,7 @@ from ep import quant as _quant
 from ep._autograd import CombineCall, DispatchCall, Origin, straight_through
 from ep._calls import turn
 from ep._recompute import Again, Record, Region, note, recorded
-from ep._traced import TracedHandle
+from ep._traced import TracedCombined, TracedHandle, TracedOutput
 from ep.buffer import EPBuffer
 from ep.errors import InvalidArgument
 
@@ -237,7 +237,7 @@ class DispatchResult(_Result):
 
     def __init__(
         self,
-        base: _C.DispatchOutput,
+        base: _C.DispatchOutput | TracedOutput,
         source: torch.Tensor,
         options: dict[str, Any],
         rows: torch.Tensor | None = None,
@@ -279,7 +279,7 @@ class CombineResult(_Result):
 
     def __init__(
         self,
-        base: _C.CombineOutput,
+        base: _C.CombineOutput | TracedCombined,
         x: torch.Tensor | None = None,
         topk_weights: torch.Tensor | None = None,
     ) -> None:
