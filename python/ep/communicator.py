@@ -83,8 +83,8 @@ class Communicator:
         """A forked child has its parent's sockets: what it said would be taken for the parent's."""
         if os.getpid() != self._pid and self.num_ranks > 1:
             raise Error(
-                f"this communicator of {self.num_ranks} ranks was made before fork(): a child is no "
-                "rank, make a new one"
+                f"this communicator of {self.num_ranks} ranks was made before fork(): a child is "
+                "no rank, make a new one"
             )
 
     @staticmethod
