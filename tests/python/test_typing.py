@@ -34,7 +34,8 @@ def in_stub(body: list[ast.stmt]) -> dict[str, Any]:
     for node in body:
         if isinstance(node, ast.AnnAssign):
             assert isinstance(node.target, ast.Name)
-            found[node.target.id] = "settable"
+            if not re.match("_[^_]", node.target.id):  # else the package's own, set on an object
+                found[node.target.id] = "settable"
         elif isinstance(node, ast.ClassDef):
             found[node.name] = in_stub(node.body)
         elif isinstance(node, ast.FunctionDef):
