@@ -39,4 +39,4 @@ for python in "${pythons[@]}"; do
   "$env/bin/python" -m pytest -q -k "not torch]" "${tests[@]}" || die "Python $version: the failures are above"
   mv "$env"/wheels/*.whl dist/
 done
-say "dist/ has $(find dist -name '*.whl' -newer "$folder" | wc -l) new wheels, each tried"
+say "${#pythons[@]} wheels in dist/, each tried"
