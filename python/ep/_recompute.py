@@ -69,6 +69,11 @@ def _stack() -> list[Record]:
     return _stacks.records
 
 
+def is_recording() -> bool:
+    """Is this thread in a region, in its forward or at its recomputation?"""
+    return bool(_stack())
+
+
 def recorded(buf: EPBuffer) -> _C.Handle | None:
     """What a new dispatch of this thread is to replay; None: it is new indeed.
 

@@ -28,23 +28,22 @@ too; exact sizes are unbacked symbols.  Each takes the buffer's token and return
 - Backward, the calls of one graph form a chain of their own, in the reverse order of the forward's.
   Nothing of one graph's backward hangs on another's: those of micro-batches run in any order that
   is the same on all ranks, and a graph dies with its results, as an eager one does.
-- Ranks may compile differently (none, another backend, other graph breaks): what must be equal are
-  the calls, and they are those of the code.  Compiling makes none, but takes its time:
-  ``timeout_s`` must cover the slowest rank's first step.
+- Ranks may compile differently, or not at all: what must be equal are the calls, and they are
+  those of the code.  Compiling makes none, but takes its time: ``timeout_s`` must cover the slowest
+  rank's first step.  torch's compiler is not safe in several threads at once: with ranks as threads
+  of one process, let one compile after the other.
 - A graph names the buffer and does not keep it: keep it as long as its backwards, else they raise
   InvalidArgument.  What is wrong with a call raises when the graph runs, as in eager mode, with
   PeerError on the other ranks.  Options are constants of a graph; wait_for, stream, async_op and
   out are refused.  ``out.tokens_per_expert`` (a list) breaks the graph, its ``_device`` twin and
   ``expert_offsets`` do not.
-- Weights that the dispatch got spare a collective only in a combine of the same graph (see
-  `combine`).  Nothing is repeated where torch.utils.checkpoint is traced: what the calls return
-  is saved.
+- Between graphs weights do not count as those that the dispatch got (see `combine`), which costs
+  a collective more: breaks between a dispatch and its combine must be the same on all ranks.
 - Dispatch modes (selective checkpointing) see the same two operations.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -171,6 +170,7 @@ def combine(
         return CombineResult(call.out, rows, home)
 
 
+@torch.compiler.disable
 def recompute_contexts(fn: Callable[..., Any] | None = None) -> Any:
     """Lets checkpointing replay dispatches at recompute, where it would make them anew.
 
@@ -190,17 +190,17 @@ def recompute_contexts(fn: Callable[..., Any] | None = None) -> Any:
 
     Returns:
         With `fn` a callable of its arguments; without, the two contexts that context_fn returns.
-        In a graph of torch.compile, which saves what effectful operations return and so repeats
-        none of them, the contexts do nothing.
+
+    With torch.compile, compile `layer`, not what calls checkpoint(): torch traces a checkpoint()
+    around these calls in no version that both kinds and fullgraph=True work in.  Without fullgraph
+    it breaks the graph there and all is as in eager mode; with it, it raises.
 
     Raises, at recompute, in the dispatch's turn:
         InvalidArgument: the region dispatches oftener than it did, or from another buffer.  A
             wrapped `fn` is called a second time outside of a backward.
     """
     if fn is not None:
-        return fn if torch.compiler.is_compiling() else Region(fn)
-    if torch.compiler.is_compiling():
-        return contextlib.nullcontext(), contextlib.nullcontext()
+        return Region(fn)
     record = Record()
     return record.recording(), Again(record)
 

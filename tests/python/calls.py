@@ -1,4 +1,4 @@
-"""The collective calls that reach a buffer's core, in order."""
+"""The collective calls that reach a buffer's core, in order, with the rows that went in and out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ class Calls:
 
     def __init__(self, core: Any) -> None:
         self._core = core
-        self.made: list[tuple[str, dict[str, Any], Any]] = []  # operation, arguments, result
+        self._names: list[str] = []
+        self._origins: list[int] = []  # by call: the dispatch that its routing comes from
+        self._routings: dict[int, int] = {}  # by the memory of a handle's plan, which replays share
+        self.rows: list[tuple[Any, Any]] = []  # by call: copies of x and of the result's x
 
     def __getattr__(self, name: str) -> Any:
         function = getattr(self._core, name)
@@ -22,44 +25,38 @@ class Calls:
             return function
 
         def call(options: dict[str, Any]) -> Any:
-            at = len(self.made)
-            self.made.append((name, options, None))
+            at, handle = len(self._names), options.get("handle")
+            is_new = handle is None
+            self._names.append("replay" if name == "dispatch" and not is_new else name)
+            self._origins.append(at if is_new else self._routings.get(_plan(handle), -1))
+            given = _copy(options.get("x"))
             result = function(options)
-            self.made[at] = (name, options, result)
+            if is_new:
+                self._routings[_plan(result.handle)] = at
+            received = _copy(result.x)
+            if name == "dispatch":
+                received[result.source[:, 0] < 0] = 0  # dead rows are unspecified
+            self.rows.append((given, received))
             return result
 
         return call
 
     def names(self) -> list[str]:
         """ "dispatch", "replay" (a dispatch with a handle) or "combine" of each call."""
-        return [_name(operation, options) for operation, options, _ in self.made]
+        return list(self._names)
 
     def sequence(self) -> list[tuple[str, int]]:
-        """Each call's name, and the place of the dispatch that its routing comes from (-1: before).
-
-        Handles are told apart by their routing's memory, which replays share.
-        """
-        routings: dict[int, int] = {}
-        sequence = []
-        for at, (operation, options, result) in enumerate(self.made):
-            name = _name(operation, options)
-            if name == "dispatch":
-                if result is not None:
-                    routings[_routing(result.handle)] = at
-                sequence.append((name, at))
-            else:
-                sequence.append((name, routings.get(_routing(options["handle"]), -1)))
-        return sequence
+        """Each call's name, and which call its routing comes from; -1: one before all."""
+        return list(zip(self._names, self._origins, strict=True))
 
 
-def _name(operation: str, options: dict[str, Any]) -> str:
-    is_replay = operation == "dispatch" and options.get("handle") is not None
-    return "replay" if is_replay else operation
-
-
-def _routing(handle: Any) -> int:
+def _plan(handle: Any) -> int:
     plan = handle.tensors[-1]  # never empty
     return plan.data_ptr() if hasattr(plan, "data_ptr") else plan.ctypes.data
+
+
+def _copy(rows: Any) -> Any:
+    return rows.detach().clone() if hasattr(rows, "detach") else rows
 
 
 @contextlib.contextmanager
