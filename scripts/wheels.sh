@@ -36,7 +36,7 @@ for python in "${pythons[@]}"; do
   say "Python $version: trying $(basename "$env"/wheels/*.whl)"
   "$env/bin/python" -m ep doctor || die "Python $version: what doctor found is above"
   "$env/bin/python" examples/two_ranks.py
-  "$env/bin/python" -m pytest -q "${tests[@]}" || die "Python $version: the failures are above"
+  "$env/bin/python" -m pytest -q -k "not torch]" "${tests[@]}" || die "Python $version: the failures are above"
   mv "$env"/wheels/*.whl dist/
 done
 say "dist/ has $(find dist -name '*.whl' -newer "$folder" | wc -l) new wheels, each tried"
