@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from ep import _C, _ops, _packed
+from ep import _C, _ops, _packing
 from ep import quant as _quant
 from ep._formulas import Combined, combine_backward, dispatch_backward, keep_combine, keep_dispatch
 from ep.buffer import EPBuffer
@@ -121,7 +121,7 @@ class _Dispatch(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: DispatchCall, x: torch.Tensor, topk_weights: Any) -> tuple:
         out = call.run(x, topk_weights)
-        call.packed = _packed.pack(out.handle)
+        call.packed = _packing.pack(out.handle)
         keep_dispatch(ctx, call.buf, call.packed, (x, topk_weights), out.x, out.topk_weights)
         rows = weights = None
         if x.requires_grad:
@@ -154,7 +154,7 @@ class _Combine(torch.autograd.Function):
         y, handle = call.run(rows, row_weights, biases), call.handle
         facts = Combined(handle.layout, handle.exact, handle.has_weights, call.by_row)
         given = (rows, weights, row_weights, biases)
-        keep_combine(ctx, call.buf, _packed.pack(handle), facts, given)
+        keep_combine(ctx, call.buf, _packing.pack(handle), facts, given)
         return y.x, y.topk_weights
 
     @staticmethod
@@ -194,7 +194,7 @@ class _StraightThrough(torch.autograd.Function):
 
 def _setup_dispatch(ctx: Any, inputs: tuple, output: list[torch.Tensor]) -> None:
     _, buffer, x, _, topk_weights, _, extras, handle, _, _ = inputs
-    got = _ops.named(output)
+    got = _packing.named(output)
     kept = [got[name] for name in ("header", "ids", "weights", "routes", "plan")]
     if handle:
         kept = [kept[0], handle[1], kept[2], *handle[3:]]
@@ -213,7 +213,7 @@ def _setup_dispatch(ctx: Any, inputs: tuple, output: list[torch.Tensor]) -> None
 
 
 def _dispatch_backward(ctx: Any, grads: list[Any]) -> tuple:
-    grad_rows, grad_weights = grads[_ops.AT[ctx.edge]], grads[_ops.AT["topk_weights"]]
+    grad_rows, grad_weights = grads[_packing.AT[ctx.edge]], grads[_packing.AT["topk_weights"]]
     x, weights = dispatch_backward(ctx, grad_rows, grad_weights)
     extras, handle = ([None] * length for length in ctx.lengths)
     return None, None, x, None, weights, None, extras, handle, None, None
@@ -223,7 +223,7 @@ def _setup_combine(ctx: Any, inputs: tuple, output: tuple) -> None:
     _, buffer, link, x, weights, factors, row_weights, biases, handle, options = inputs
     origin = getattr(link, "origin", None)
     by_row = factors is not None and origin is not None and origin.dispatched(weights)
-    facts = _packed.facts_of(options)
+    facts = _packing.facts_of(options)
     given = (x, factors if by_row else weights, row_weights, biases)
     keep_combine(ctx, buffer, handle, Combined(**facts, by_row=by_row), given)
     ctx.length = len(handle)

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ep import _ops, _packed
+from ep import _ops, _packing
 from ep._calls import turn
 from ep.buffer import EPBuffer
 
@@ -47,12 +47,12 @@ class _Direct:
 
     def dispatch(self, ctx: Any, handle: Any, rows: Any, weights: Any) -> _Replayed:
         out = self._buf.dispatch(
-            rows, handle=_packed.unpack(self._buf, handle), topk_weights=weights, outputs="caller"
+            rows, handle=_packing.unpack(self._buf, handle), topk_weights=weights, outputs="caller"
         )
         return _Replayed(out.x, out.topk_weights, out.source)
 
     def combine(self, ctx: Any, handle: Any, rows: Any, row_weights: Any) -> tuple:
-        y = self._buf.combine(rows, _packed.unpack(self._buf, handle), row_weights=row_weights)
+        y = self._buf.combine(rows, _packing.unpack(self._buf, handle), row_weights=row_weights)
         return y.x, y.topk_weights
 
 
@@ -81,9 +81,9 @@ class _Traced:
             [],
             list(handle),
             ctx.num_rows,
-            _packed.encode(options),
+            _packing.encode(options),
         )
-        got = _ops.named(results)
+        got = _packing.named(results)
         _ops.Chain.give(self._name, got["token"])
         given = weights is not None or ctx.recorded_weights
         return _Replayed(got["x"], got["topk_weights"] if given else None, got["source"])
@@ -185,7 +185,7 @@ def combine_backward(ctx: Any, grad_x: Any, grad_home: Any) -> tuple:
     port = _port(ctx.owner)
     with port.turn("dispatch"):
         handle, (weights, rows) = _kept(ctx)
-        topk_idx = handle[_packed.IDS]
+        topk_idx = handle[_packing.IDS]
     sent = _replay(ctx, port, handle, grad_x, weights, grad_home, tuple(topk_idx.shape))
     grad_rows, grad_weights = sent.rows, None
     if weights is not None and ctx.rows_want:

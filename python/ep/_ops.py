@@ -26,36 +26,12 @@ from torch import Tensor
 from ep import _C, _arguments, _registry, _shapes
 from ep import quant as _quant
 from ep._calls import turn
-from ep._packed import FACTS, decode, nothing, pack, unpack
+from ep._packing import FACTS, decode, nothing, pack, unpack
 from ep._recompute import is_recording, note, recorded
 from ep.buffer import EPBuffer
 
 library = torch.library.Library("ep", "FRAGMENT")
 _TAGS = (torch.Tag.needs_exact_strides, torch.Tag.pt2_compliant_tag)
-# The results of dispatch are one list: inductor's sizes that only the call knows (exact) are right
-# for an effectful operation of one result.  In this order, and then the extras:
-RESULTS = (
-    "token",
-    "link",
-    "x",
-    "edge",
-    "scales",
-    "topk_idx",
-    "topk_weights",
-    "source",
-    "num_rows",
-    "rows_needed",
-    "tokens_per_expert",
-    "expert_offsets",
-    "rank_offsets",
-    "status",
-    "header",
-    "ids",
-    "weights",
-    "routes",
-    "plan",
-)
-AT = {name: at for at, name in enumerate(RESULTS)}
 library.define(
     "dispatch(Tensor token, str buffer, Tensor x, Tensor? topk_idx, Tensor? topk_weights, "
     "Tensor? scales, Tensor[] extras, Tensor[] handle, SymInt num_rows, str options) -> Tensor[]",
@@ -69,14 +45,12 @@ library.define(
 )
 
 
-def named(results: list[Tensor]) -> dict[str, Tensor]:
-    """A dispatch's results without the extras."""
-    return dict(zip(RESULTS, results, strict=False))
-
-
 def is_traced() -> bool:
     """Is this call for a graph, or watched by a dispatch mode (selective checkpointing, say)?"""
     return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+
+
+# --- the operations -------------------------------------------------------------------------------
 
 
 def _dispatch(

@@ -1,4 +1,4 @@
-"""Shapes of what `ep::dispatch` and `ep::combine` return, for tracers.
+"""The shapes of what `ep::dispatch` and `ep::combine` return, known before the call.
 
 What is wrong is the operation's to say, when it runs and can tell the other ranks: nothing here
 raises but where the buffer is gone.
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ep import _C, _registry, errors
 from ep import quant as _quant
-from ep._packed import IDS, decode, nothing
+from ep._packing import IDS, decode, nothing
 from ep.buffer import EPBuffer
 
 _PITCH = 16  # bytes that a row of scales is padded to
@@ -134,13 +134,13 @@ def combine(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     _registry.find(buffer)
     tokens, topk = handle[IDS].shape
-    dtype = dtype_of(decode(options).get("out_dtype")) or x.dtype
+    dtype = _dtype(decode(options).get("out_dtype")) or x.dtype
     home = x.new_empty((0,) if row_weights is None else (tokens, topk), dtype=torch.float32)
     y = x.new_empty((tokens, *x.shape[-1:]), dtype=dtype)
     return torch.empty_like(token), y, home, x.new_empty(1, dtype=torch.int32)
 
 
-def dtype_of(name: Any) -> torch.dtype | None:
+def _dtype(name: Any) -> torch.dtype | None:
     found = getattr(torch, name.removeprefix("torch."), None) if isinstance(name, str) else None
     return found if isinstance(found, torch.dtype) else None
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ep import _C, _arguments, _ops, _packed
+from ep import _C, _arguments, _packing
 from ep.buffer import EPBuffer
 
 
@@ -43,11 +43,11 @@ class TracedHandle:
 
     @property
     def num_tokens(self) -> int:
-        return self.packed[_packed.IDS].shape[0]
+        return self.packed[_packing.IDS].shape[0]
 
     @property
     def num_topk(self) -> int:
-        return self.packed[_packed.IDS].shape[1]
+        return self.packed[_packing.IDS].shape[1]
 
     @property
     def num_rows_total(self) -> int:
@@ -55,7 +55,7 @@ class TracedHandle:
 
     def core(self) -> _C.Handle:
         """The same as the buffer knows it."""
-        return _packed.unpack(None, self.packed)
+        return _packing.unpack(None, self.packed)
 
     @classmethod
     def of(cls, handle: _C.Handle, packed: list[torch.Tensor]) -> TracedHandle:
@@ -74,7 +74,7 @@ class TracedOutput:
         self, results: list[torch.Tensor], handle: TracedHandle, flags: tuple[bool, bool, bool]
     ) -> None:
         is_quantised, has_scales, has_weights = flags
-        got = _ops.named(results)
+        got = _packing.named(results)
         self.x = got["x"]
         self.edge = got["edge"] if is_quantised else None
         self.scales = got["scales"] if has_scales else None
@@ -86,7 +86,7 @@ class TracedOutput:
         self.expert_offsets = got["expert_offsets"]
         self.rank_offsets = got["rank_offsets"] if handle.layout != "expert" else None
         self.status = got["status"]
-        self.extras = results[len(_ops.RESULTS) :]
+        self.extras = results[len(_packing.RESULTS) :]
         self.handle = handle
 
     @property
@@ -158,9 +158,9 @@ def dispatch(
         [] if extras is None else list(extras),
         packed,
         num_rows,
-        _packed.encode(plain),
+        _packing.encode(plain),
     )
-    got = _ops.named(results)
+    got = _packing.named(results)
     buf._token = got["token"]
     given = [got[name] for name in ("header", "ids", "weights", "routes", "plan")]
     if handle is not None:
@@ -203,7 +203,7 @@ def combine(
         _tensor(row_weights),
         [each for each in biases if isinstance(each, torch.Tensor)],
         list(handle.packed),
-        _packed.encode(plain),
+        _packing.encode(plain),
     )
     buf._token = token
     return TracedCombined(y, None if row_weights is None else home, status)

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import (
 import ep
 import ep.functional
 import ep.nn
-from ep import _ops, _packed
+from ep import _packing
 from python.calls import recording
 from python.functional_support import Case, assert_same, leaf, make_buffer, make_inputs
 
@@ -78,19 +78,19 @@ def test_shapes_strides_and_dtypes_are_known_before_the_call(options, ids):
         start = (buf._token, buf._name, x)
         extras = [mine.x[:, :4].contiguous(), mine.ids.clone()]
         given = (mine.ids.to(ids), mine.weights.bfloat16(), scales, extras, [])
-        arguments = (*start, *given, -1, _packed.encode(options))
+        arguments = (*start, *given, -1, _packing.encode(options))
         torch.library.opcheck(torch.ops.ep.dispatch, arguments, **check)
-        got = _ops.named(torch.ops.ep.dispatch(*arguments))
+        got = _packing.named(torch.ops.ep.dispatch(*arguments))
         handle = [got[name] for name in ("header", "ids", "weights", "routes", "plan")]
         rows = got["x"].shape[0]
         facts = {"layout": options.get("layout", "rank"), "recorded_weights": True}
-        replay = (*start, None, None, scales, [], handle, rows, _packed.encode(facts))
+        replay = (*start, None, None, scales, [], handle, rows, _packing.encode(facts))
         torch.library.opcheck(torch.ops.ep.dispatch, replay, **check)
         home = torch.ones(got["topk_weights"].shape)
         back = (torch.ones(rows, 8), None, None, home, [torch.ones(5, 8).bfloat16()], handle)
         torch.library.opcheck(
             torch.ops.ep.combine,
-            (buf._token, buf._name, None, *back, _packed.encode({"out_dtype": "bfloat16"})),
+            (buf._token, buf._name, None, *back, _packing.encode({"out_dtype": "bfloat16"})),
             **check,
         )
 
