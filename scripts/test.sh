@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Runs every test, or the steps that are named: scripts/test.sh [lint|dev|pytest|torches|tsan|asan ...]
+# Runs every test, or the steps that are named: scripts/test.sh [lint|dev|torches|pytest|tsan|asan ...]
 # All steps run; the exit status is 0 only if all of them passed.
 source "$(dirname "$0")/common.sh"
 
-all_steps=(lint dev pytest torches tsan asan)
+all_steps=(lint dev torches pytest tsan asan) # pytest builds against both torches
 steps=("${@:-${all_steps[@]}}")
 [[ $# -gt 0 ]] || steps=("${all_steps[@]}")
 for step in "${steps[@]}"; do
