@@ -165,6 +165,25 @@ TEST_P(CallerOutputs, AnySubsetIsFilledAndNothingBehindIt) {
   });
 }
 
+// Of a replay the size is known: its memory ends with the last element of the last row, where a row of scales
+// (28 bytes) is followed by padding (4 bytes) in the window.
+TEST_P(CallerOutputs, WhatFollowsTheLastRowIsNotWritten) {
+  in_ranks([](EPBuffer& buffer, const Trip& trip) {
+    const DispatchArgs args = dispatch_args(trip, buffer.rank());
+    const DispatchResult first = buffer.dispatch(args);
+    DispatchArgs replay = args;
+    replay.topk_idx = replay.topk_weights = {};
+    replay.handle = &first.handle;
+    const DispatchTensors spec = buffer.output_spec(replay);
+    const Own x(spec.x), scales(spec.scales);
+    replay.out.x = x.tensor();
+    replay.out.scales = scales.tensor();
+    const DispatchResult got = buffer.dispatch(replay);
+    EXPECT_EQ(got.scales.shape[0], first.scales.shape[0]);
+    EXPECT_TRUE(x.is_guarded() && scales.is_guarded());
+  });
+}
+
 TEST_P(CallerOutputs, AllGivenLeavesTheArenaFree) {
   in_ranks([](EPBuffer& buffer, const Trip& trip) {
     DispatchArgs args = dispatch_args(trip, buffer.rank());
