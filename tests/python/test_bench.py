@@ -8,9 +8,11 @@ import pytest
 import torch
 
 import ep
+import ep.testing
 from ep.cli import bench_report, bench_verify
 from ep.cli.bench_case import Case, Data
 from ep.cli.bench_report import Measured, Spread
+from ep.cli.bench_rounds import Barrier
 from python.cli_process import hide, run_cli
 
 SMALL = ("--tokens", "64", "--hidden", "256", "--rounds", "2", "--warmup", "1")
@@ -263,3 +265,22 @@ def test_verify_names_the_first_value_that_differs():
         bench_verify._same("combine: x", got, want)
     with pytest.raises(ep.Error, match=r"shape \[1, 3\], not \[2, 3\]"):
         bench_verify._same("combine: x", want[:1], want)
+
+
+def test_a_rank_that_is_ahead_waits_until_the_others_can_be_reached(tmp_path):
+    """It sent to a socket that was not there yet: one of a dozen small runs failed."""
+
+    def rank(comm, folder):
+        if comm.rank == 1:
+            while not (folder / "0").exists():
+                pass
+        barrier = Barrier(comm, str(folder), 30.0)
+        times = [barrier.wait() for _ in range(3)]
+        comm.all_gather(b"")
+        barrier.close()
+        return times
+
+    for i in range(10):
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        assert len(set(map(tuple, ep.testing.run(rank, num_ranks=2, args=(folder,))))) == 1

@@ -55,13 +55,15 @@ class Barrier:
 
     _MESSAGE = struct.Struct("qq")  # number of the wait, when its sender arrived
 
-    def __init__(self, folder: str, rank: int, num_ranks: int, timeout_s: float) -> None:
-        self._peers = [str(Path(folder) / f"{r}") for r in range(num_ranks) if r != rank]
+    def __init__(self, comm: Any, folder: str, timeout_s: float) -> None:
+        names = [str(Path(folder) / f"{rank}") for rank in range(comm.num_ranks)]
+        self._peers = [name for name in names if name != names[comm.rank]]
         self._number = 0
         self._early: list[tuple[int, int]] = []  # of the next wait
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.bind(str(Path(folder) / f"{rank}"))
+        self._socket.bind(names[comm.rank])
         self._socket.settimeout(timeout_s)
+        comm.all_gather(b"", timeout_s=timeout_s)  # nobody sends to a socket that is not there yet
 
     def wait(self) -> int:
         """Returns when all ranks have come: the time (ns) at which the last one did."""
@@ -223,7 +225,7 @@ def run_rank(plan: Plan, comm: Any) -> RankResult:
 
         group = Gloo(exchange, plan.folder, plan.timeout_s)
         contenders |= group.contenders()
-    barrier = Barrier(plan.folder, comm.rank, comm.num_ranks, plan.timeout_s)
+    barrier = Barrier(comm, plan.folder, plan.timeout_s)
     gc.collect()
     gc.disable()
     try:
