@@ -306,7 +306,8 @@ void BufferImpl::dispatch(const DispatchArgs& args, DispatchResult& out) {
   if (d.options.learns_size()) learn_size(d);
   try {
     place_outputs(d, out);
-  } catch (const buffer::NoHostMemory&) {
+  } catch (...) {
+    // Whatever a caller's allocator throws: the kernel still has the call.
     end_without_room(d);
     throw;
   }

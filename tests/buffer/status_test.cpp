@@ -113,6 +113,35 @@ TEST(Status, OfAForeignException) {
   EXPECT_THROW(status.raise(), std::runtime_error);
 }
 
+// The same when rows are on their way already: as for std::bad_alloc, the others hear of it in their next call.
+TEST(Status, OfAForeignExceptionBehindTheCounts) {
+  const Trip trip = small_trip();
+  run_threads(2, [&](std::shared_ptr<Communicator> group) {
+    const uint32_t rank = group->rank();
+    BufferConfig config = config_for(std::span(&trip, 1));
+    config.outputs = Outputs::kCaller;
+    config.timeout_s = 5.0;
+    int calls_left = rank == 1 ? 1 : -1;  // the handle
+    config.allocator = [&](uint64_t bytes) -> std::shared_ptr<void> {
+      if (calls_left-- == 0) throw std::runtime_error("mine");
+      constexpr std::align_val_t kAlign{256};
+      return {::operator new(bytes, kAlign), [](void* p) { ::operator delete(p, kAlign); }};
+    };
+    EPBuffer buffer(group, config);
+    DispatchResult got;
+    const Status first = buffer.try_dispatch(dispatch_args(trip, rank), got);
+    if (rank == 1) {
+      EXPECT_STREQ(first.message(), "mine");
+      EXPECT_FALSE(got.x.defined());
+      EXPECT_EQ(buffer.memory().used, 0u);
+    } else {
+      EXPECT_TRUE(first.ok()) << first.message();
+      EXPECT_EQ(buffer.try_dispatch(dispatch_args(trip, rank), got).kind(), ErrorKind::kPeer);
+    }
+    round_trip(buffer, trip);
+  });
+}
+
 TEST(Warm, ChecksNamesAndSendsNothing) {
   const Trip trip = small_trip(1);
   EPBuffer buffer(Communicator::single(), config_for(std::span(&trip, 1)));
